@@ -1,0 +1,16 @@
+"""Transformers from the confusion matrix to BERT and ViT.
+
+Nothing heavy is imported here: each part (`toolbox`, `metrics`, ...) and each of its names loads when first used.
+With `TRANSFORMER_COURSE_CHECK_SHAPES=1` every annotated tensor shape is checked at run time.
+"""
+__version__ = "0.1.0"
+
+import os
+
+import lazy_loader
+
+if os.environ.get("TRANSFORMER_COURSE_CHECK_SHAPES") == "1":
+    from jaxtyping import install_import_hook
+    install_import_hook("transformer_course", "beartype.beartype")
+
+__getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submodules=["metrics", "toolbox"])

@@ -1,0 +1,1 @@
+from .classification import accuracy as accuracy, classification_report as classification_report, confusion_matrix as confusion_matrix, f1_score as f1_score, plot_confusion_matrix as plot_confusion_matrix, precision as precision, recall as recall
