@@ -10,44 +10,53 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-# %% ../../nbs/metrics/05_classification.ipynb #627f32c0
+# %% ../../nbs/metrics/05_classification.ipynb #184d8c50
 def _as_labels(values: Collection, name: str) -> NDArray:
-    """One label per example, all of one kind, as an array; errors name the argument."""
-    if isinstance(values, (str, bytes)):
-        raise TypeError(f"{name} must be a sequence of labels, not the single string {values!r}")
-    array = np.asarray(values)
-    if array.ndim != 1:
+    """One label per example, strings or whole numbers, as an array; errors name the argument."""
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError, RuntimeError) as error:  # ragged lists, tensors that numpy lacks
+        raise TypeError(f"{name} cannot be read as labels: {error}") from error
+    if array.ndim == 0:
+        raise TypeError(f"{name} must be a list or array of labels, not {type(values).__name__}")
+    if array.ndim > 1:
         raise ValueError(f"{name} must hold one label per example, but has shape {array.shape}")
     if array.size == 0:
         raise ValueError(f"{name} is empty: a score needs at least one example")
-    if array.dtype.kind == "O" or len({isinstance(value, str) for value in values}) == 2:
-        raise TypeError(f"{name} must hold only strings or only numbers, but mixes kinds of labels")
-    if array.dtype.kind == "f" and not (array == np.floor(array)).all():  # NaN equals nothing
+    items = array if array.dtype.kind == "O" else () if hasattr(values, "dtype") else values
+    found = {str if isinstance(item, str) else type(item) for item in items}
+    if array.dtype.kind == "O" and found == {str}:  # a column of a data frame
+        array, found = array.astype(str), set()
+    mixed = str in found and len(found) > 1
+    if mixed or array.dtype.kind not in "biufUT" or np.ma.is_masked(values):
+        kinds = ", ".join(sorted(kind.__name__ for kind in found)) or f"{array.dtype} (or masked)"
+        raise TypeError(f"{name} must hold only strings or only whole numbers, but holds {kinds}")
+    if array.dtype.kind == "f" and not (np.isfinite(array) & (array == np.floor(array))).all():
         raise ValueError(f"{name} must hold labels, but holds fractions or NaN: are they scores?")
     return array
 
-
-def _classes(*arrays):
-    """All labels that occur, sorted."""
-    return np.unique(np.concatenate(arrays))
-
-
+# %% ../../nbs/metrics/05_classification.ipynb #0cea228e
 def _as_codes(y_true, y_pred, labels):
-    """Codes of y_true and of y_pred (whole numbers), all classes, codes of the wanted labels."""
-    y_true, y_pred = _as_labels(y_true, "y_true"), _as_labels(y_pred, "y_pred")
-    if len(y_true) != len(y_pred):
-        raise ValueError(f"y_pred must be as long as y_true ({len(y_true)}), not {len(y_pred)}")
-    wanted = _as_labels(_classes(y_true, y_pred) if labels is None else labels, "labels")
-    kinds = {array.dtype.kind in "US" for array in (y_true, y_pred, wanted)}
-    if len(kinds) == 2:
-        raise TypeError("y_true, y_pred and labels must all be strings or all be numbers")
+    """Codes of y_true and of y_pred, all classes (sorted), and the codes of the wanted labels."""
+    arrays = {"y_true": _as_labels(y_true, "y_true"), "y_pred": _as_labels(y_pred, "y_pred")}
+    true, predicted = arrays.values()
+    if len(true) != len(predicted):
+        raise ValueError(f"y_pred must be as long as y_true ({len(true)}), not {len(predicted)}")
+    if labels is not None:
+        arrays["labels"] = _as_labels(labels, "labels")
+    if len({array.dtype.kind in "UT" for array in arrays.values()}) == 2:
+        kinds = (f"{name} holds {'strings' if array.dtype.kind in 'UT' else 'numbers'}"
+                 for name, array in arrays.items())
+        raise TypeError(f"all labels must be strings or all numbers, but {', '.join(kinds)}")
+    classes = np.unique(np.concatenate(list(arrays.values())))
+    if classes.dtype.kind == "f" and np.abs(classes).max() >= 2**53:
+        raise ValueError("labels of 2**53 and more cannot be told apart once they are floats")
+    wanted = np.searchsorted(classes, arrays.get("labels", classes))
     if len(np.unique(wanted)) != len(wanted):
-        raise ValueError(f"labels must not repeat, but are {wanted.tolist()}")
-    classes = _classes(y_true, y_pred, wanted)
-    true, predicted, wanted = (np.searchsorted(classes, a) for a in (y_true, y_pred, wanted))
-    return true, predicted, classes, wanted
+        raise ValueError(f"labels must not repeat, but are {list(labels)}")
+    return np.searchsorted(classes, true), np.searchsorted(classes, predicted), classes, wanted
 
-# %% ../../nbs/metrics/05_classification.ipynb #620708e7
+# %% ../../nbs/metrics/05_classification.ipynb #ba302640
 def confusion_matrix(y_true: Collection, y_pred: Collection,
                      labels: Collection | None = None) -> NDArray[np.int64]:
     """Count how often each class was called what: row = actual class, column = predicted class.
@@ -64,7 +73,7 @@ def confusion_matrix(y_true: Collection, y_pred: Collection,
 
     Raises:
         ValueError: empty input, unequal lengths, repeated labels, or none of them is in `y_true`.
-        TypeError: labels of mixed kinds.
+        TypeError: labels that are neither strings nor whole numbers, or some of each.
 
     Example:
         >>> confusion_matrix(["spam", "ham", "spam"], ["spam"] * 3, labels=["spam", "ham"])
@@ -72,13 +81,15 @@ def confusion_matrix(y_true: Collection, y_pred: Collection,
                [1, 0]])
     """
     true, predicted, classes, wanted = _as_codes(y_true, y_pred, labels)
-    if not np.isin(wanted, true).any():
+    n, place = len(wanted), np.full(len(classes), -1)
+    place[wanted] = np.arange(n)
+    rows, columns = place[true], place[predicted]
+    if (rows < 0).all():
         raise ValueError(f"none of the labels {classes[wanted].tolist()} occurs in y_true")
-    n = len(classes)
-    counts = np.bincount(true * n + predicted, minlength=n * n).reshape(n, n)
-    return counts[np.ix_(wanted, wanted)]
+    kept = (rows >= 0) & (columns >= 0)
+    return np.bincount(rows[kept] * n + columns[kept], minlength=n * n).reshape(n, n)
 
-# %% ../../nbs/metrics/05_classification.ipynb #67eae265
+# %% ../../nbs/metrics/05_classification.ipynb #6d9144ba
 def plot_confusion_matrix(y_true: Collection, y_pred: Collection, labels: Collection | None = None,
                           normalize: bool = False, ax: Any = None) -> Any:
     """Draw the confusion matrix as a labelled heat map.
@@ -94,21 +105,25 @@ def plot_confusion_matrix(y_true: Collection, y_pred: Collection, labels: Collec
         The axes.
 
     Raises:
-        ValueError, TypeError: as for `confusion_matrix`.
+        ValueError: as `confusion_matrix`.
+        TypeError: as `confusion_matrix`, or `normalize` is not a bool.
 
     Example:
         >>> plot_confusion_matrix([0, 1, 1], [0, 1, 0]).get_xlabel()
         'predicted'
     """
     from transformer_course.toolbox.plotting import plot_heatmap
+    if not isinstance(normalize, bool):
+        raise TypeError(f"normalize must be True or False, not {normalize!r}")
     matrix = confusion_matrix(y_true, y_pred, labels)
-    names = _classes(y_true, y_pred).tolist() if labels is None else list(labels)
+    _, _, classes, wanted = _as_codes(y_true, y_pred, labels)
+    names = classes[wanted].tolist()
     shown = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1) if normalize else matrix
     ax = plot_heatmap(shown, names, names, ax=ax, fmt=".2f" if normalize else "d")
     ax.set(xlabel="predicted", ylabel="actual")
     return ax
 
-# %% ../../nbs/metrics/05_classification.ipynb #dfc7ffae
+# %% ../../nbs/metrics/05_classification.ipynb #a7a3637e
 def accuracy(y_true: Collection, y_pred: Collection) -> float:
     """Share of examples whose predicted label is the actual one, from 0 to 1.
 
@@ -121,7 +136,7 @@ def accuracy(y_true: Collection, y_pred: Collection) -> float:
 
     Raises:
         ValueError: empty input or unequal lengths.
-        TypeError: labels of mixed kinds.
+        TypeError: labels that are neither strings nor whole numbers, or some of each.
 
     Example:
         >>> accuracy([0, 1, 1, 0], [0, 1, 0, 0])
@@ -130,12 +145,12 @@ def accuracy(y_true: Collection, y_pred: Collection) -> float:
     true, predicted, *_ = _as_codes(y_true, y_pred, None)
     return float(np.mean(true == predicted))
 
-# %% ../../nbs/metrics/05_classification.ipynb #d7767f6f
+# %% ../../nbs/metrics/05_classification.ipynb #5e364f20
 _Average = Literal["binary", "micro", "macro", "weighted"] | None
 
 
 def _class_counts(y_true, y_pred, average, pos_label, labels):
-    """Per class: (hits, times predicted, times actual), summed over classes for micro averages."""
+    """Per class: (hits, times predicted, times actual)."""
     options = ("binary", "micro", "macro", "weighted", None)
     if average not in options:
         raise ValueError(f"average ({average!r}) must be one of {', '.join(map(repr, options))}")
@@ -145,27 +160,38 @@ def _class_counts(y_true, y_pred, average, pos_label, labels):
             raise ValueError(f"average='binary' needs two classes, but there are {len(present)}")
         if len(present) == 2 and pos_label not in present:
             raise ValueError(f"pos_label ({pos_label!r}) must be one of the classes {present}")
+        if pos_label not in present:  # one class, and not the positive one: nothing to find
+            return [np.zeros(1, dtype=np.int64)] * 3
         labels = [pos_label]
     true, predicted, classes, wanted = _as_codes(y_true, y_pred, labels)
-    counts = [np.bincount(codes, minlength=len(classes))[wanted]
-              for codes in (true[true == predicted], predicted, true)]
-    return [c.sum(keepdims=True) for c in counts] if average == "micro" else counts
+    return [np.bincount(codes, minlength=len(classes))[wanted]
+            for codes in (true[true == predicted], predicted, true)]
+
+# %% ../../nbs/metrics/05_classification.ipynb #f8a1e458
+def _scores(counts, average, zero_division):
+    """Precision, recall and F1 from the counts per class, averaged as asked."""
+    if average == "micro":
+        counts = [count.sum(keepdims=True) for count in counts]
+    hits, predicted, actual = counts
+    fractions = ((hits, predicted), (hits, actual), (2 * hits, predicted + actual))
+    return [_mean(part, whole, actual, average, zero_division) for part, whole in fractions]
 
 
-def _score(part, whole, actual, average, zero_division):
+def _mean(part, whole, actual, average, zero_division):
     """`part / whole` per class, 0/0 replaced; then the average over classes that are not NaN."""
-    if zero_division not in (0, 1) and not np.isnan(zero_division):
+    number = isinstance(zero_division, (int, float, np.number))
+    if not number or not (zero_division in (0, 1) or np.isnan(zero_division)):
         raise ValueError(f"zero_division ({zero_division!r}) must be 0, 1 or NaN")
-    scores = np.where(whole > 0, part / np.maximum(whole, 1), zero_division)
+    values = np.where(whole > 0, part / np.maximum(whole, 1), zero_division)
     if average is None:
-        return scores
-    defined = ~np.isnan(scores)
+        return values
+    defined = ~np.isnan(values)
     if not defined.any():
         return float("nan")
     weights = actual[defined] if average == "weighted" and actual[defined].any() else None
-    return float(np.average(scores[defined], weights=weights))
+    return float(np.average(values[defined], weights=weights))
 
-# %% ../../nbs/metrics/05_classification.ipynb #421fd1a8
+# %% ../../nbs/metrics/05_classification.ipynb #9b17fde0
 def precision(y_true: Collection, y_pred: Collection, average: _Average = "binary",
               pos_label: Any = 1, labels: Collection | None = None,
               zero_division: float = 0.0) -> float | NDArray[np.float64]:
@@ -177,8 +203,10 @@ def precision(y_true: Collection, y_pred: Collection, average: _Average = "binar
         average: "binary" scores `pos_label` alone; "macro" is the mean over classes, "weighted" the
             mean weighted by how often each class occurs, "micro" adds the counts over classes
             first; None returns one score per class.
-        pos_label: the positive class of "binary"; the other averages do not use it.
+        pos_label: the positive class of "binary"; the other averages do not use it. Where the data
+            holds one class only and it is another, nothing is positive.
         labels: the classes to average over, or to return in this order; by default all, sorted.
+            "binary" does not use it.
         zero_division: what 0/0 counts as: 0, 1, or NaN (that class is then left out of the mean).
 
     Returns:
@@ -187,29 +215,29 @@ def precision(y_true: Collection, y_pred: Collection, average: _Average = "binar
     Raises:
         ValueError: empty input, unequal lengths, unknown `average` or `zero_division`, or "binary"
             with more than two classes or with a `pos_label` that is neither of the two.
-        TypeError: labels of mixed kinds.
+        TypeError: labels that are neither strings nor whole numbers, or some of each.
 
     Example:
         >>> precision([1, 1, 0, 0], [1, 0, 1, 0])
         0.5
     """
-    hits, predicted, actual = _class_counts(y_true, y_pred, average, pos_label, labels)
-    return _score(hits, predicted, actual, average, zero_division)
+    counts = _class_counts(y_true, y_pred, average, pos_label, labels)
+    return _scores(counts, average, zero_division)[0]
 
-# %% ../../nbs/metrics/05_classification.ipynb #fd486fdf
+# %% ../../nbs/metrics/05_classification.ipynb #0ead78ab
 def recall(y_true: Collection, y_pred: Collection, average: _Average = "binary",
            pos_label: Any = 1, labels: Collection | None = None,
            zero_division: float = 0.0) -> float | NDArray[np.float64]:
     """Of the positive examples, the share that were found: TP / (TP + FN).
 
-    With ``average="macro"`` this is the balanced accuracy.
+    With ``average="macro"`` and ``zero_division=float("nan")`` this is the balanced accuracy.
 
     Args:
         y_true: actual labels, (n,).
         y_pred: predicted labels, (n,).
         average: as in `precision`.
-        pos_label: the positive class of "binary".
-        labels: the classes to average over, or to return in this order; by default all, sorted.
+        pos_label: as in `precision`.
+        labels: as in `precision`.
         zero_division: what 0/0 counts as: 0, 1, or NaN (that class is then left out of the mean).
 
     Returns:
@@ -217,16 +245,16 @@ def recall(y_true: Collection, y_pred: Collection, average: _Average = "binary",
 
     Raises:
         ValueError: as `precision`.
-        TypeError: labels of mixed kinds.
+        TypeError: as `precision`.
 
     Example:
         >>> recall([1, 1, 1, 0], [1, 0, 0, 0])
         0.3333333333333333
     """
-    hits, predicted, actual = _class_counts(y_true, y_pred, average, pos_label, labels)
-    return _score(hits, actual, actual, average, zero_division)
+    counts = _class_counts(y_true, y_pred, average, pos_label, labels)
+    return _scores(counts, average, zero_division)[1]
 
-# %% ../../nbs/metrics/05_classification.ipynb #b65ef91e
+# %% ../../nbs/metrics/05_classification.ipynb #ba1f8abc
 def f1_score(y_true: Collection, y_pred: Collection, average: _Average = "binary",
              pos_label: Any = 1, labels: Collection | None = None,
              zero_division: float = 0.0) -> float | NDArray[np.float64]:
@@ -237,8 +265,8 @@ def f1_score(y_true: Collection, y_pred: Collection, average: _Average = "binary
         y_pred: predicted labels, (n,).
         average: as in `precision`; "macro" is the mean of the classes' F1 scores, not the F1 of
             mean precision and mean recall.
-        pos_label: the positive class of "binary".
-        labels: the classes to average over, or to return in this order; by default all, sorted.
+        pos_label: as in `precision`.
+        labels: as in `precision`.
         zero_division: the score of a class that neither occurs nor is predicted: 0, 1, or NaN
             (that class is then left out of the mean).
 
@@ -247,16 +275,16 @@ def f1_score(y_true: Collection, y_pred: Collection, average: _Average = "binary
 
     Raises:
         ValueError: as `precision`.
-        TypeError: labels of mixed kinds.
+        TypeError: as `precision`.
 
     Example:
         >>> f1_score([1, 1, 0, 0], [1, 0, 0, 0])
         0.6666666666666666
     """
-    hits, predicted, actual = _class_counts(y_true, y_pred, average, pos_label, labels)
-    return _score(2 * hits, predicted + actual, actual, average, zero_division)
+    counts = _class_counts(y_true, y_pred, average, pos_label, labels)
+    return _scores(counts, average, zero_division)[2]
 
-# %% ../../nbs/metrics/05_classification.ipynb #41f37e6c
+# %% ../../nbs/metrics/05_classification.ipynb #63be153d
 def classification_report(y_true: Collection, y_pred: Collection, labels: Collection | None = None,
                           digits: int = 2, zero_division: float = 0.0,
                           output_dict: bool = False) -> str | dict:
@@ -267,55 +295,57 @@ def classification_report(y_true: Collection, y_pred: Collection, labels: Collec
         y_pred: predicted labels, (n,).
         labels: the classes to list, in this order; by default all that occur, sorted. If some that
             occur are not listed, the line "accuracy" becomes "micro avg".
-        digits: digits after the point in the text.
+        digits: digits after the point in the text, 0 or more.
         zero_division: what 0/0 counts as: 0, 1 or NaN.
         output_dict: return the numbers instead of the text.
 
     Returns:
-        The table as text, laid out as scikit-learn's, or as a dict of dicts.
+        The table as text, laid out as scikit-learn's, or as a dict of dicts (in which a class that
+        is named like an average is hidden by it).
 
     Raises:
-        ValueError: empty input, unequal lengths or repeated labels.
-        TypeError: labels of mixed kinds.
+        ValueError: empty input, unequal lengths, repeated labels, negative `digits`.
+        TypeError: labels that are neither strings nor whole numbers, or some of each.
 
     Example:
         >>> classification_report([0, 1, 1], [0, 1, 0], output_dict=True)["accuracy"]
         0.6666666666666666
     """
+    if isinstance(digits, bool) or not isinstance(digits, int) or digits < 0:
+        raise ValueError(f"digits ({digits!r}) must be a whole number, 0 or more")
     _, _, classes, wanted = _as_codes(y_true, y_pred, labels)
-    names = [str(name) for name in classes[wanted]]
-    options = {"labels": classes[wanted], "zero_division": zero_division}
-    support = _class_counts(y_true, y_pred, None, None, classes[wanted])[2]
-
-    def scores(average):
-        return [s(y_true, y_pred, average, **options) for s in (precision, recall, f1_score)]
-
-    rows = {name: [*map(float, row), int(n)]
-            for name, *row, n in zip(names, *scores(None), support)}
+    counts = _class_counts(y_true, y_pred, None, None, classes[wanted])
+    columns = [*_scores(counts, None, zero_division), counts[2]]
+    rows = [(str(name), [*map(float, row), int(n)])
+            for name, *row, n in zip(classes[wanted], *columns)]
     whole = len(wanted) == len(classes)  # then micro precision, recall and F1 are the accuracy
-    for average, name in (("micro", "accuracy" if whole else "micro avg"), ("macro", "macro avg"),
-                          ("weighted", "weighted avg")):
-        rows[name] = [*scores(average), int(support.sum())]
-    return _as_dict(rows) if output_dict else _as_text(rows, len(names), digits)
+    averages = [("accuracy" if whole else "micro avg", "micro"), ("macro avg", "macro"),
+                ("weighted avg", "weighted")]
+    support = int(counts[2].sum())
+    means = [(name, [*_scores(counts, average, zero_division), support])
+             for name, average in averages]
+    return _as_dict(rows + means) if output_dict else _as_text(rows, means, digits)
 
-
+# %% ../../nbs/metrics/05_classification.ipynb #d743ba05
 _COLUMNS = ("precision", "recall", "f1-score", "support")
 
 
 def _as_dict(rows):
-    report = {name: dict(zip(_COLUMNS, map(float, row))) for name, row in rows.items()}
-    if "accuracy" in report:
+    report = {name: dict(zip(_COLUMNS, map(float, row))) for name, row in rows}
+    if rows[-3][0] == "accuracy":
         report["accuracy"] = report["accuracy"]["precision"]
     return report
 
 
-def _as_text(rows, classes, digits):
-    width = max(len("weighted avg"), digits, *map(len, list(rows)[:classes]))
+def _as_text(rows, means, digits):
+    width = max(len("weighted avg"), digits, *(len(name) for name, _ in rows))
     lines = [" " * width + " " + "".join(f" {name:>9}" for name in _COLUMNS), ""]
-    for i, (name, (*scores, support)) in enumerate(rows.items()):
+    for i, (name, (*scores, support)) in enumerate(rows + means):
         cells = [f"{score:>9.{digits}f}" for score in scores]
-        if name == "accuracy" and i == classes:
-            cells[:2] = [" " * 9] * 2
+        if i == len(rows):
+            lines.append("")
+            if name == "accuracy":  # one number, in the column of F1
+                cells[:2] = [" " * 9] * 2
         cells.append(f"{support:>9}")
-        lines += [""] * (i == classes) + [f"{name:>{width}} " + "".join(f" {c}" for c in cells)]
+        lines.append(f"{name:>{width}} " + "".join(f" {cell}" for cell in cells))
     return "\n".join(lines) + "\n"
