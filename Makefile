@@ -54,10 +54,10 @@ clean-nbs: $(READY)  ## strip notebooks of metadata that does not belong in them
 	$(BIN)/nbdev_clean
 
 parity: $(READY)  ## run the comparisons with reference libraries and store what they saw
-	$(BIN)/python -m pytest tests -m "not browser and not bench" -p no:xdist --record-parity
+	$(BIN)/python -m pytest tests -m "not browser and not bench" -n 0 --record-parity
 
 bench: $(READY)  ## check the speed bounds (let nothing else run)
-	$(BIN)/python -m pytest tests -m bench -p no:xdist
+	$(BIN)/python -m pytest tests -m bench -n 0
 
 lock:  ## pin the newest releases; a local build of torch (+cpu) is named by its release
 	$(PYTHON) -m venv .venv-lock

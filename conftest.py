@@ -62,7 +62,7 @@ class Parity:
         self.seen[export, distribution, inputs] = max(row, float(difference))
 
     def rows(self):
-        return [{"export": e, "reference": d, "version": importlib.metadata.version(d), "inputs": i, "difference": x}
+        return [{"export": e, "reference": d, "version": importlib.metadata.version(d).split("+")[0], "inputs": i, "difference": x}
                 for (e, d, i), x in sorted(self.seen.items())]
 
 

@@ -32,7 +32,7 @@ def substitutions(facts):
     return {
         "version": facts["version"],
         "repository": f"[{slug}]({url})",
-        "colab": f"[Colab](https://colab.research.google.com/github/{slug}/blob/{branch})",
+        "colab": f"[Colab](https://colab.research.google.com/github/{slug})",
         "binder": f"[Binder](https://mybinder.org/v2/gh/{slug}/{branch}?urlpath=lab/tree/nbs)",
         "clone": console(f"git clone {url}", f"cd {url.rsplit('/', 1)[1]}"),
         "install": console(f"pip install git+{url}"),

@@ -53,7 +53,7 @@ def machine():
 def run(path):
     """Execute one notebook in place; return seconds and peak megabytes."""
     notebook = nbformat.read(path, as_version=4)
-    client = NotebookClient(notebook, timeout=600, kernel_name="python3",
+    client = NotebookClient(notebook, timeout=600, kernel_name="python3", coalesce_streams=True,
                             resources={"metadata": {"path": str(path.parent)}})
     start = time.perf_counter()
     with PeakMemory() as memory:
