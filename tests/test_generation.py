@@ -43,7 +43,7 @@ def corpora(draw):
 @st.composite
 def options(draw):
     smoothing = draw(st.sampled_from([None, "none", "floor", "add-k", "exp"]))
-    value = draw(st.sampled_from([None, 0.01, 0.5, 2])) if smoothing in ("floor", "add-k") else None
+    value = draw(st.sampled_from([None, 0.01, 0.5, 1, 2 if smoothing == "add-k" else 0.9])) if smoothing in ("floor", "add-k") else None
     return {"smoothing": smoothing, "smoothing_value": value, "effective_order": draw(st.booleans())}
 
 
@@ -172,9 +172,41 @@ def test_logits_may_need_gradients_and_hold_what_nothing_counts():
     assert ours.perplexity_from_logits(logits, torch.tensor([0, -100])) == pytest.approx(4)
 
 
+@pytest.mark.usefixtures("unchecked")
+def test_targets_and_logits_of_every_layout():
+    logits = np.random.default_rng(0).normal(size=(5, 4))
+    ids = np.array([3, 0, 2, 1, 1])
+    expected = math.exp(F.cross_entropy(torch.tensor(logits), torch.tensor(ids)).item())
+    read_only = logits.copy()
+    read_only.setflags(write=False)
+    transposed = torch.tensor(logits.T.copy()).T
+    assert not transposed.is_contiguous()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for x in (read_only, logits[::-1].copy()[::-1], logits.astype(">f8"), logits.tolist(), transposed):
+            assert ours.perplexity_from_logits(x, ids) == pytest.approx(expected, rel=1e-12)
+    for dtype in (torch.uint8, torch.int16, torch.int32, torch.uint16, torch.uint64):
+        assert ours.perplexity_from_logits(logits, torch.tensor(ids).to(dtype)) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("ignore_index", [None, "pad", 0.5, True])
+@pytest.mark.usefixtures("unchecked")
+def test_the_ignored_index_is_a_whole_number(ignore_index):
+    with pytest.raises(TypeError, match="ignore_index must be a whole number"):
+        ours.perplexity_from_logits(torch.zeros(2, 5), torch.tensor([0, 1]), ignore_index)
+
+
+def test_log_probabilities_may_be_anything_that_holds_numbers():
+    logs = [-0.5, -1.5]
+    for given_ in (iter(logs), tuple(logs), np.float32(logs), torch.tensor(logs).bfloat16(), torch.tensor(logs, requires_grad=True),
+                   [torch.tensor(x, requires_grad=True) for x in logs], [np.float64(x) for x in logs]):
+        assert ours.perplexity(given_) == pytest.approx(math.e)
+
+
 def test_impossible_and_very_unlikely_tokens():
     assert ours.perplexity([-1.0, -math.inf]) == ours.perplexity([-800.0, -800.0]) == math.inf
     assert ours.perplexity([0.0, 1e-9]) == 1.0
+    assert ours.perplexity([-709.782]) == pytest.approx(math.exp(709.782)) and ours.perplexity([-1e308, -1e308]) == math.inf
     masked = torch.tensor([[0.0, -math.inf], [0.0, 0.0]])
     assert ours.perplexity_from_logits(masked, torch.tensor([0, 1])) == pytest.approx(math.sqrt(2))
     assert ours.perplexity_from_logits(masked, torch.tensor([1, 1])) == math.inf
@@ -410,7 +442,7 @@ CAT = ["the", "cat"]
 
 
 @pytest.mark.parametrize("hypotheses, references, error, says", [
-    ("the cat", [[CAT]], TypeError, "must be lists with an entry a text, not strings"),
+    ("the cat", [[CAT]], TypeError, "hypotheses must be a list of token lists, one a text, not the string 'the cat'"),
     (["the cat"], [[CAT]], TypeError, "text 0: hypothesis must be a list of tokens, not the string 'the cat'"),
     ([CAT], [["the cat"]], TypeError, "text 0: references must be a list of token lists, not of tokens"),
     ([CAT], ["the cat"], TypeError, "text 0: references must be a list of token lists, not the string 'the cat'"),
@@ -424,7 +456,16 @@ CAT = ["the", "cat"]
     ([["a", None]], [[CAT]], TypeError, "hypothesis must hold strings or ids, but holds NoneType"),
     ([[1.5, 2.0]], [[[1, 2]]], TypeError, "hypothesis must hold strings or ids, but holds float"),
     ([[torch.tensor(1)]], [[[1]]], TypeError, "hypothesis must hold strings or ids, but holds Tensor"),
-    ([3], [[CAT]], TypeError, "hypothesis must be a list of tokens, not 3"),
+    ([3], [[CAT]], TypeError, "text 0: hypothesis must be a list of tokens, not 3"),
+    (None, [[CAT]], TypeError, "hypotheses must be a list of token lists, one a text, not None"),
+    ([CAT], None, TypeError, "references must be a list with the references of each text, not None"),
+    ([CAT], [None], TypeError, "text 0: references must be a list of token lists, not None"),
+    ([CAT], [torch.tensor([1, 2])], TypeError, r"wrap a single reference in a list, \[\[1, 2\]\]"),
+    ([CAT], [[[CAT]]], TypeError, r"references\[0\] must hold strings or ids, but holds list"),
+    ([{"the", "cat"}], [[CAT]], TypeError, "hypothesis must be a list of tokens, not a set, which has no order"),
+    ([CAT], [{"the": 1}], TypeError, "references must be a list of token lists, not a dict, which has no order"),
+    ([[True, False]], [[[1, 0]]], TypeError, "hypothesis must hold strings or ids, but holds bool"),
+    ([torch.zeros(2, dtype=torch.long, device="meta")], [[[1]]], TypeError, "hypothesis must be .* not a tensor on the meta device"),
 ])
 @pytest.mark.usefixtures("unchecked")
 def test_wrong_corpora_are_refused(hypotheses, references, error, says):
@@ -439,6 +480,10 @@ def test_wrong_corpora_are_refused(hypotheses, references, error, says):
     ({"smoothing": "exp", "smoothing_value": 0.1}, ValueError, "smoothing_value is for 'floor' and 'add-k', not for 'exp'"),
     ({"smoothing_value": 0.1}, ValueError, "smoothing_value is for 'floor' and 'add-k', not for None"),
     ({"smoothing": "floor", "smoothing_value": 0}, ValueError, r"smoothing_value \(0\) must be a positive number"),
+    ({"smoothing": "floor", "smoothing_value": 5}, ValueError, r"smoothing_value \(5\) must be a positive number, at most 1 for 'floor'"),
+    ({"smoothing": "add-k", "smoothing_value": math.inf}, ValueError, r"smoothing_value \(inf\) must be a positive number"),
+    ({"smoothing": "add-k", "smoothing_value": "1"}, TypeError, "smoothing_value must be a number, not '1'"),
+    ({"smoothing": ["exp"]}, ValueError, r"smoothing \(\['exp'\]\) must be one of"),
     ({"smoothing": "add-k", "smoothing_value": math.nan}, ValueError, r"smoothing_value \(nan\) must be a positive number"),
 ])
 @pytest.mark.usefixtures("unchecked")
@@ -447,14 +492,32 @@ def test_wrong_options_are_refused(chosen, error, says):
         ours.bleu([CAT], [[CAT]], **chosen)
 
 
-@pytest.mark.parametrize("statistics", [[4, 8, 4], [1, 2], 3, [[1, 2, 3, 4]]])
-def test_wrong_statistics_are_refused(statistics):
-    with pytest.raises(ValueError, match=r"statistics must be 2 \+ 2N numbers"):
+@pytest.mark.parametrize("statistics, error, says", [
+    ([4, 8, 4], ValueError, r"a list of 2 \+ 2N counts, not 3"),
+    ([1, 2], ValueError, r"a list of 2 \+ 2N counts, not 2"),
+    (3, TypeError, r"a list of 2 \+ 2N counts, not 3"),
+    ([[1, 2, 3, 4]], TypeError, r"a list of 2 \+ 2N counts, but holds list"),
+    (list("4821"), TypeError, "but holds str"),
+    ([4, 8, 5, 4], ValueError, r"matches <= n-grams <= output length, not \[4, 8, 5, 4\]"),
+    ([0, 8, 4, 4], ValueError, "matches <= n-grams <= output length"),
+    ([4, -8, 4, 4], ValueError, "must be whole numbers"),
+    ([4, 8, 3.5, 4], ValueError, "must be whole numbers"),
+    ([4, math.nan, 4, 4], ValueError, "must be whole numbers"),
+    ([math.inf, 8, 4, 4], ValueError, "must be whole numbers"),
+])
+@pytest.mark.usefixtures("unchecked")
+def test_wrong_statistics_are_refused(statistics, error, says):
+    with pytest.raises(error, match=says):
         ours.bleu_from_statistics(statistics)
+
+
+def test_texts_much_shorter_than_the_ngrams_cost_nothing():
+    assert not ours.ngram_counts(CAT, 10 ** 12)
 
 
 @pytest.mark.parametrize("call, error, says", [
     (lambda: ours.ngram_counts("the cat", 2), TypeError, "tokens must be a list of tokens, not the string 'the cat'"),
+    (lambda: ours.ngram_counts(torch.tensor(3), 2), TypeError, "tokens must be a list of tokens, not 3"),
     (lambda: ours.ngram_counts(CAT, 0), ValueError, r"n \(0\) must be at least 1"),
     (lambda: ours.ngram_counts(CAT, True), TypeError, "n must be a whole number, not True"),
     (lambda: ours.rouge_n(CAT, CAT, -1), ValueError, r"n \(-1\) must be at least 1"),
@@ -462,13 +525,23 @@ def test_wrong_statistics_are_refused(statistics):
     (lambda: ours.rouge_l(CAT, b"the cat"), TypeError, "reference must be a list of tokens, not the string"),
     (lambda: ours.rouge_l([CAT], CAT), TypeError, "hypothesis must hold strings or ids, but holds list"),
     (lambda: ours.rouge_l([1, 2], CAT), TypeError, "hypothesis and reference must all hold strings or all hold ids"),
-    (lambda: ours.perplexity([]), ValueError, r"a number per token, but has shape \(0,\)"),
-    (lambda: ours.perplexity(-1.0), ValueError, r"a number per token, but has shape \(\)"),
-    (lambda: ours.perplexity([[-1.0, -2.0]]), ValueError, r"a number per token, but has shape \(1, 2\)"),
+    (lambda: ours.perplexity([]), ValueError, "log_probs is empty"),
+    (lambda: ours.perplexity(-1.0), TypeError, "log_probs must be a list with a number per token, not -1.0"),
+    (lambda: ours.perplexity([[-1.0, -2.0]]), TypeError, "a number per token, but holds list"),
+    (lambda: ours.perplexity([[-1.0], [-1.0, -2.0]]), TypeError, "a number per token, but holds list"),
+    (lambda: ours.perplexity(["-1.0"]), TypeError, "a number per token, but holds str"),
+    (lambda: ours.perplexity([None]), TypeError, "a number per token, but holds NoneType"),
+    (lambda: ours.perplexity({-1.0, -2.0}), TypeError, "not a set, which has no order"),
+    (lambda: ours.perplexity(torch.zeros(2, device="meta")), TypeError, "not a tensor on the meta device"),
+    (lambda: ours.perplexity([math.inf]), ValueError, "log_probs holds inf"),
     (lambda: ours.perplexity([-1.0, math.nan]), ValueError, "log_probs holds NaN, 1 times"),
     (lambda: ours.perplexity([0.5, 0.25]), ValueError, "log_probs holds 0.5, .* are these probabilities, or losses"),
     (lambda: ours.alignment_error_rate([], []), ValueError, "predicted and sure are both empty"),
-    (lambda: ours.alignment_error_rate("0-0 1-1", [(0, 0)]), ValueError, r"predicted must hold pairs \(i, j\) of positions, but holds '0'"),
+    (lambda: ours.alignment_error_rate("0-0 1-1", [(0, 0)]), TypeError, r"predicted must be pairs \(i, j\) of positions, not the string '0-0 1-1'"),
+    (lambda: ours.alignment_error_rate(None, [(0, 0)]), TypeError, "predicted must be pairs .* not None"),
+    (lambda: ours.alignment_error_rate(np.eye(2, dtype=bool), [(0, 0)]), ValueError, r"pairs .* but holds \[True, False\]"),
+    (lambda: ours.alignment_error_rate([(-1, 0)], [(0, 0)]), ValueError, r"pairs .* but holds \(-1, 0\)"),
+    (lambda: ours.alignment_error_rate([{0, 1}], [(0, 0)]), ValueError, r"pairs .* but holds \{0, 1\}"),
     (lambda: ours.alignment_error_rate([(0, 0)], ["0-0"]), ValueError, "sure must hold pairs .* but holds '0-0'"),
     (lambda: ours.alignment_error_rate([(0, 0)], [(0, 0)], [(0, 1, "P")]), ValueError, "possible must hold pairs"),
     (lambda: ours.alignment_error_rate([0, 1], [(0, 0)]), ValueError, "predicted must hold pairs .* but holds 0"),
@@ -489,6 +562,11 @@ def test_the_wrong_things_are_refused(call, error, says):
     (torch.tensor(1.0), torch.tensor(0), ValueError, r"logits have \(\) and targets \(\)"),
     (torch.zeros(2, 5).long(), torch.tensor([0, 1]), TypeError, "logits must be floating-point numbers"),
     (torch.zeros(2, 5), torch.tensor([0.0, 1.0]), TypeError, "targets whole ones, not torch.float32 and torch.float32"),
+    (torch.zeros(2, 5), torch.tensor([True, False]), TypeError, "targets whole ones, not torch.float32 and torch.bool"),
+    (torch.zeros(2, 5), torch.tensor([1j, 0]), TypeError, "targets whole ones, not torch.float32 and torch.complex64"),
+    (None, torch.tensor([0, 1]), TypeError, "logits must be a tensor or an array of numbers, not NoneType"),
+    (torch.zeros(2, 5), "ab", TypeError, "targets must be a tensor or an array of numbers, not str 'ab'"),
+    (torch.zeros(2, 5, device="meta"), torch.tensor([0, 1]), TypeError, "logits is on the meta device"),
     (torch.full((2, 5), math.nan), torch.tensor([0, 1]), ValueError, "logits give NaN"),
     (torch.full((2, 5), -math.inf), torch.tensor([0, 1]), ValueError, "logits give NaN"),
 ])
@@ -550,6 +628,24 @@ def lsum(hypothesis, reference, union=True, clip=True):
     return hits / n if n else 0.0, hits / m if m else 0.0, 2 * hits / (n + m) if hits else 0.0
 
 
+def lsum_from_the_output(hypothesis, reference):
+    """The union of positions in the output, clipped by the counts of the reference: the wrong way round."""
+    p, r, f1 = lsum(reference, hypothesis)
+    return r, p, f1
+
+
+def lsum_of_words(hypothesis, reference):
+    """The union of words, not of positions: a word that is there twice counts once."""
+    first_of = lambda text: list(dict.fromkeys(text))
+    p, r, f1 = lsum([first_of(text) for text in hypothesis], [first_of(text) for text in reference])
+    hits = round(p * sum(len(first_of(text)) for text in hypothesis))
+    return scores(hits, [t for text in hypothesis for t in text], [t for text in reference for t in text])
+
+
+def lower(function):
+    return lambda h, r: function(h.lower(), r.lower())
+
+
 def flat(function):
     return lambda hypothesis, reference: function([t for s in hypothesis for t in s], [t for s in reference for t in s])
 
@@ -569,18 +665,45 @@ A_TO_H = "a b c d e f g h".split()
     ("07.chrf", [lambda h, r: chrf(h, r, beta=1), lambda h, r: chrf(h, r, beta=0.5), lambda h, r: chrf(h, r, blanks=True),
                  lambda h, r: chrf(h, r, sets=True), lambda h, r: chrf(h, r, average_f=True), lambda h, r: chrf(h, r, always_six=True),
                  lambda h, r: chrf(h, r, orders=4), lambda h, r: chrf(h, r) / 100, lambda h, r: chrf(r, h),
+                 lambda h, r: chrf(h, r, orders=5), lambda h, r: chrf(h, r, orders=7), lower(chrf), lambda h, r: chrf(h, r) or math.nan,
                  lambda h, r: ours.bleu([list(h)], [[list(r)]])]),
     ("07.rouge-lsum", [flat(ours.rouge_l), lambda h, r: lsum(h, r, union=False), lambda h, r: lsum(h, r, clip=False),
-                       lambda h, r: ours.rouge_l(h[0], r[0]), flat(lambda h, r: ours.rouge_n(h, r, 1)), lambda h, r: lsum(r, h)]),
+                       lambda h, r: ours.rouge_l(h[0], r[0]), flat(lambda h, r: ours.rouge_n(h, r, 1)), lambda h, r: lsum(r, h),
+                       lsum_from_the_output, lsum_of_words]),
     ("07.bits-per-byte", [lambda x, text: -sum(x) / len(text.encode()), lambda x, text: -sum(x) / math.log(2) / len(text),
                           lambda x, text: -sum(x) / math.log(2) / len(x), lambda x, text: math.log2(ours.perplexity(x)),
-                          lambda x, text: sum(x) / math.log(2) / len(text.encode())]),
+                          lambda x, text: sum(x) / math.log(2) / len(text.encode()),
+                          lambda x, text: -sum(x) / math.log(2) / len(text.encode("utf-16-le")),
+                          lambda x, text: -sum(x) / math.log(2) / len(text) / (1 if text.isascii() else 3),
+                          lambda x, text: -x[0] * len(x) / math.log(2) / len(text.encode())]),
     ("07.disagreement", [(A_TO_H, A_TO_H, A_TO_H), (A_TO_H, A_TO_H[4:] + A_TO_H[:4], A_TO_H), (A_TO_H, A_TO_H, A_TO_H[:6]), None,
                          (A_TO_H, A_TO_H[::-1], "a b x c d x e f".split()), ("a b c d", "a b c d", "a")]),
 ])
 def test_wrong_answers_are_told_from_right_ones(exercise, wrong):
+    assert len(wrong) >= 3
     for answer in wrong:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             result = check(exercise, answer)
         assert not result and "not yet" in repr(result), answer
+
+
+@pytest.mark.parametrize("exercise, right", [
+    ("07.clipped-counts", [4, 4.0, np.int64(4)]),
+    ("07.closest-length", [lambda c, lengths: sorted(sorted(lengths), key=lambda r: abs(r - c))[0],
+                           lambda c, lengths: np.sort(lengths)[np.abs(np.sort(lengths) - c).argmin()]]),
+    ("07.chrf", [lambda h, r: chrf(h.replace(" ", ""), r.replace(" ", "")), lambda h, r: CHRF().sentence_score(h, [r]).score]),
+    ("07.rouge-lsum", [lambda h, r: list(lsum(h, r)), lambda h, r: np.array(lsum(h, r))]),
+    ("07.bits-per-byte", [lambda x, text: -np.mean(x) * len(x) / np.log(2) / len(text.encode()),
+                          lambda x, text: np.log2(ours.perplexity(x)) * len(x) / len(bytes(text, "utf8")),
+                          lambda x, text: -torch.tensor(x, dtype=torch.float64).sum() / math.log(2) / len(text.encode())]),
+    ("07.disagreement", [(list(range(16)), [*range(8, 16), *range(8)], [99 if i % 4 == 3 else i for i in range(16)])]),
+])
+def test_right_answers_in_another_style_are_accepted(exercise, right):
+    for answer in right:
+        assert check(exercise, answer), check(exercise, answer)
+
+
+def test_a_disagreement_says_which_half_is_missing():
+    only_bleu = check("07.disagreement", (A_TO_H, A_TO_H, A_TO_H[:2]))
+    assert len(only_bleu.failures) == 1 and "ROUGE-L puts the second" in only_bleu.failures[0]

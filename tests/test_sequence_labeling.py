@@ -1,6 +1,7 @@
 """Chapter 06 against seqeval, against known faults, and given the wrong things."""
 import subprocess
 import sys
+import time
 import warnings
 from itertools import product
 
@@ -119,6 +120,14 @@ def test_arrays_and_tensors_are_sentences_too():
     assert ours.token_accuracy(torch.tensor([1, 2]), [1, 3]) == 0.5
     assert ours.attachment_scores(torch.tensor([[2, 0]]), [["x", "y"]], np.array([[2, 0]]), [["x", "z"]]) == (1.0, 0.5)
     assert ours.is_tree(torch.tensor([2, 0])) and ours.is_tree(np.array([2, 0]))
+    for numbers in (torch.tensor([0, 1, 1]), [*torch.tensor([0, 1, 1])], np.array([0, 1, 1])):
+        assert ours.label_pieces(["O", "B-A"], numbers) == ["O", "B-A", -100]
+        assert ours.token_accuracy(numbers, [0, 1, 0]) == 2 / 3
+
+
+def test_an_iterator_of_relations_to_ignore_lasts_for_all_tokens():
+    case = [[2, 0], [0]], [["punct", "root"], ["punct"]], [[2, 0], [0]], [["x", "root"], ["x"]]
+    assert ours.attachment_scores(*case, ignore=iter(["punct"])) == ours.attachment_scores(*case, ignore=["punct"]) == (1, 1)
 
 
 def test_nothing_heavy_is_loaded():
@@ -131,11 +140,21 @@ def test_nothing_heavy_is_loaded():
 # Trees -------------------------------------------------------------------------------------------------------------
 
 @given(st.integers(1, 7).flatmap(lambda n: st.lists(st.integers(0, n), min_size=n, max_size=n)))
-def test_a_tree_has_one_root_from_which_all_is_reached(heads):
-    reached = [token for token, head in enumerate(heads, 1) if head == 0]
-    for parent in reached:
-        reached += [token for token, head in enumerate(heads, 1) if head == parent]
-    assert ours.is_tree(heads) == (heads.count(0) == 1 and len(reached) == len(heads))
+def test_a_tree_has_one_root_to_which_all_climb(heads):
+    def top(token):
+        for _ in heads:
+            token = heads[token - 1] if token else 0
+        return token
+    assert ours.is_tree(heads) == (heads.count(0) == 1 and not any(map(top, range(1, len(heads) + 1))))
+
+
+def test_long_sentences_take_time_in_proportion():
+    """Climbing from every token would take 20 000 ** 2 / 2 steps here, and Python has no such stack for a recursion."""
+    n = 20_000
+    start = time.perf_counter()
+    assert ours.is_tree([*range(2, n + 1), 0]) and not ours.is_tree([*range(2, n), 0, n])
+    assert ours.span_f1([["B-A"] * n], [["B-A"] * n]) == 1
+    assert time.perf_counter() - start < 4  # about 0.2 s
 
 
 def test_there_are_as_many_trees_as_cayley_says():
@@ -315,7 +334,12 @@ def test_words_come_back_from_their_first_pieces(cuts):
 # The wrong things --------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("tags, strict, error, says", [
-    ("BIO", False, TypeError, "tags must be a list of tags, not the single string 'BIO'"),
+    ("BIO", False, TypeError, "tags must be a list of tags, not 'BIO'"),
+    (None, False, TypeError, "tags must be a list of tags, not None"),
+    (5, False, TypeError, "tags must be a list of tags, not 5"),
+    ({"O"}, False, TypeError, "tags must be a list of tags, not {'O'}"),
+    ({"O": 1}, False, TypeError, "tags must be a list of tags, not {'O': 1}"),
+    (np.array("O"), False, TypeError, "tags must be a list of tags, not 'O'"),
     ([["O"], ["O"]], False, TypeError, r"tags\[0\] must be a tag of one sentence, a string, not \['O'\]"),
     (["O", None], False, TypeError, r"tags\[1\] must be a tag"),
     (["O", "X-PER"], False, ValueError, r"tags\[1\] is 'X-PER', but must be O, or B, I, E or S with a label: B-PER"),
@@ -347,6 +371,8 @@ def test_other_tags_are_refused(tags, strict, error, says):
     ([["O"], ["O", "O"]], [["O"], ["O"]], ValueError, r"pred\[1\] must be as long as true\[1\] \(2\), not 1"),
     ("O", "O", TypeError, "true must be a list of sentences"),
     ([["O"]], None, TypeError, "pred must be a list of sentences"),
+    ({("O",)}, [["O"]], TypeError, "true must be a list of sentences, each a list, not {"),
+    ([["O"]], [{"O"}], TypeError, r"pred\[0\] must be a list, not {'O'}"),
     ([["O"], "O"], [["O"], ["O"]], TypeError, r"true\[1\] is 'O': put a single sentence into a list"),
 ])
 @pytest.mark.usefixtures("unchecked")
@@ -362,10 +388,12 @@ def test_a_bare_sentence_is_refused_where_its_border_matters():
     assert ours.token_accuracy(["O", "B-PER"], ["O", "O"]) == 0.5
     with pytest.raises(ValueError, match="no token"):
         ours.token_accuracy([[]], [[]])
-    with pytest.raises(TypeError, match="both hold strings or both hold numbers"):
-        ours.token_accuracy([["1"]], [[1]])
-    with pytest.raises(ValueError, match=r"zero_division \(0.5\) must be 0, 1 or NaN"):
-        ours.span_f1([["O"]], [["O"]], zero_division=0.5)
+    for true, pred, held in (("1", 1, "int and str"), (1, 0.9, "float and int"), (None, None, "NoneType"), ([1], [1], "list")):
+        with pytest.raises(TypeError, match=f"both hold strings or both hold whole numbers, not {held}"):
+            ours.token_accuracy([[true]], [[pred]])
+    for value in (0.5, "0", None, [0], np.array([0, 1])):
+        with pytest.raises(ValueError, match=r"zero_division \(.*\) must be 0, 1 or NaN"):
+            ours.span_f1([["O"]], [["O"]], zero_division=value)
 
 
 @pytest.mark.parametrize("heads, error, says", [
@@ -374,6 +402,8 @@ def test_a_bare_sentence_is_refused_where_its_border_matters():
     ([-1, 0], ValueError, r"heads\[0\] is -1"),
     ([1.0, 0], TypeError, r"heads\[0\] must be a whole number, not 1.0"),
     ([None, 0], TypeError, "whole number"),
+    (None, TypeError, "heads must be a list of heads, not None"),
+    ({2, 0}, TypeError, "heads must be a list of heads, not {0, 2}"),
     ([[2, 0]], TypeError, "whole number"),
 ])
 @pytest.mark.usefixtures("unchecked")
@@ -381,7 +411,7 @@ def test_other_heads_are_refused(heads, error, says):
     with pytest.raises(error, match=says):
         ours.is_tree(heads)
     with pytest.raises((ValueError, TypeError)):
-        ours.plot_dependencies(["a"] * len(heads), heads)
+        ours.plot_dependencies(["a", "b"], heads)
 
 
 @pytest.mark.parametrize("change, error, says", [
@@ -392,7 +422,11 @@ def test_other_heads_are_refused(heads, error, says):
     ({"heads": [[2, 0], [0]]}, ValueError, "as many sentences"),
     ({"heads": [2, [0]]}, TypeError, "each a list"),
     ({"labels": "de"}, TypeError, "labels must be a list"),
-    ({"ignore": "punct"}, TypeError, "ignore must be a list of relations"),
+    ({"labels": None}, TypeError, "labels must be a list of sentences"),
+    ({"labels": [1, 2]}, TypeError, "gold_labels and labels must both hold strings"),
+    ({"heads": {2, 0}}, TypeError, "heads must be a list of sentences"),
+    ({"ignore": "punct"}, TypeError, "ignore must be a list of relations, not 'punct'"),
+    ({"ignore": None}, TypeError, "ignore must be a list of relations, not None"),
     ({"ignore": ["det", "root"]}, ValueError, "no token to score"),
 ])
 @pytest.mark.usefixtures("unchecked")
@@ -401,6 +435,19 @@ def test_other_arcs_are_refused(change, error, says):
     assert ours.attachment_scores(**right) == (1, 1)
     with pytest.raises(error, match=says):
         ours.attachment_scores(**{**right, **change})
+
+
+@pytest.mark.parametrize("labels, word_ids, says", [
+    (None, [0], "labels must be a list of labels, not None"),
+    ("OO", [0], "labels must be a list of labels, not 'OO'"),
+    (["O"], None, "word_ids must be a list of numbers and None, not None"),
+    (["O"], [0.0], r"word_ids\[0\] must be a whole number or None, not 0.0"),
+    (["O"], ["0"], r"word_ids\[0\] must be a whole number or None, not '0'"),
+])
+@pytest.mark.usefixtures("unchecked")
+def test_other_things_than_pieces_are_refused(labels, word_ids, says):
+    with pytest.raises(TypeError, match=says):
+        ours.label_pieces(labels, word_ids)
 
 
 @pytest.mark.parametrize("word_ids, says", [
@@ -420,6 +467,13 @@ def test_drawings_refuse_what_does_not_fit():
         ours.plot_spans(["a", "b"], ["O"])
     with pytest.raises(ValueError, match=r"must be equally long, not \(2, 2, 1, 2\)"):
         ours.plot_dependencies(["a", "b"], [2, 0], ["x"])
+    for draw, args, says in ((ours.plot_spans, (None, ["O"]), "tokens must be a list of texts, not None"),
+                             (ours.plot_spans, ("a", "O"), "tags must be a list of tags, not 'O'"),
+                             (ours.plot_dependencies, (5, [0]), "tokens must be a list of texts, not 5"),
+                             (ours.plot_dependencies, ("a", [0], {"x"}), "labels must be a list of texts, not {'x'}"),
+                             (ours.plot_dependencies, ("a", [0], None, 5), "pos must be a list of texts, not 5")):
+        with pytest.raises(TypeError, match=says):
+            draw(*args)
     for draw in (ours.plot_spans, ours.plot_dependencies):
         with pytest.raises(ValueError):
             draw([], [])
@@ -454,6 +508,53 @@ def ours_way_back(spans, length):
     return tags
 
 
+def refuses_where(wrong):
+    """The way back with a test of its own for spans that it refuses, given the tags so far, and start and end."""
+    def spans_to_bio(spans, length):
+        tags = ["O"] * length
+        for label, start, end in spans:
+            if wrong(tags, label, start, end):
+                raise ValueError
+            tags[start:end] = [f"B-{label}"] + [f"I-{label}"] * (end - start - 1)
+        return tags[:length]
+    return spans_to_bio
+
+
+def leaves(tags, start, end):
+    return not 0 <= start < end <= len(tags)
+
+
+WAYS_BACK = [
+    refuses_where(lambda tags, label, start, end: leaves(tags, start, end) or tags[start] != "O"),
+    refuses_where(lambda tags, label, start, end: leaves(tags, start, end) or tags[start] != "O" or tags[end - 1] != "O"),
+    refuses_where(lambda tags, label, start, end: leaves(tags, start, end) or any(t[2:] not in ("", label) for t in tags[start:end])),
+    refuses_where(lambda tags, label, start, end: start < 0 or end > len(tags) or start == end or set(tags[start:end]) - {"O"}),
+]
+
+
+def replaces_every_b(tags, word_ids):
+    return ["O" if w is None else tags[w].replace("B", "I") if w == b else tags[w] for b, w in zip([None, *word_ids], word_ids)]
+
+
+def spreads_spans(tags, word_ids):
+    """Reads the spans and writes them anew, so that a stray I becomes a B."""
+    spread = ["O"] * len(word_ids)
+    for label, start, end in ours.bio_spans(tags):
+        pieces = [i for i, word in enumerate(word_ids) if word is not None and start <= word < end]
+        for i in pieces:
+            spread[i] = ("B-" if i == pieces[0] else "I-") + label
+    return spread
+
+
+def counts_words_itself(tags, word_ids):
+    spread, before, word = [], None, -1
+    for number in word_ids:
+        word += number is not None and number != before
+        spread.append("O" if number is None else "I" + tags[word][1:] if number == before and tags[word] != "O" else tags[word])
+        before = number
+    return spread
+
+
 def cuts_the_label(tags, word_ids):
     return ["O" if w is None else f"I-{tags[w].split('-')[1]}" if w == b and tags[w] != "O" else tags[w]
             for b, w in zip([None, *word_ids], word_ids)]
@@ -471,6 +572,30 @@ def joins_words(tags, word_ids):
 def without_markers(tags, word_ids):
     kept = [word for word in word_ids if word is not None]
     return [("I" + tags[w][1:] if w == b and tags[w] != "O" else tags[w]) for b, w in zip([None, *kept], kept)]
+
+
+def best_with_root(choose):
+    """The best of the trees whose root is the token that `choose(scores)` takes."""
+    def best_tree(scores):
+        root = choose(scores)
+        return max((heads for heads in trees(len(scores)) if heads[root] == 0),
+                   key=lambda heads: sum(row[head] for row, head in zip(scores, heads)))
+    return best_tree
+
+
+def the_readiest(scores):
+    return int(np.argmax(scores[:, 0]))
+
+
+def the_one_with_most_to_lose(scores):
+    others = [max((row[j] for j in range(1, len(row)) if j != i + 1), default=0) for i, row in enumerate(scores)]
+    return int(np.argmax(scores[:, 0] - others))
+
+
+def a_small_price_for_roots(scores):
+    priced = scores.copy()
+    priced[:, 0] -= 10
+    return any_number_of_roots(priced)
 
 
 def each_its_best(scores):
@@ -521,9 +646,11 @@ def no_crossing(scores):
     ("06.near-misses", [([["O"] * 20], [["O"] * 20]), ([["B-A"] + ["O"] * 19], [["O"] * 20]),
                         ([["B-A", "I-A"]], [["B-A", "O"]]), ([["B-A"] + ["O"] * 19], [["B-B"] + ["O"] * 19]),
                         ([["B-A"] + ["O"] * 19], [["B-A"] + ["O"] * 19]), None]),
-    ("06.spans-to-bio", [begins_with_i, end_included, overwrites, ours_way_back, lambda spans, length: ["O"] * length]),
-    ("06.spread-tags", [copied, cuts_the_label, joins_words, without_markers, labelled, ours.label_pieces]),
-    ("06.best-tree", [each_its_best, worst_tree, any_number_of_roots, greedy, no_crossing, [0]]),
+    ("06.spans-to-bio", [begins_with_i, end_included, overwrites, ours_way_back, *WAYS_BACK, lambda spans, length: ["O"] * length]),
+    ("06.spread-tags", [copied, cuts_the_label, joins_words, without_markers, replaces_every_b, spreads_spans, counts_words_itself,
+                        labelled, ours.label_pieces]),
+    ("06.best-tree", [each_its_best, worst_tree, any_number_of_roots, greedy, no_crossing, best_with_root(the_readiest),
+                       best_with_root(the_one_with_most_to_lose), a_small_price_for_roots, [0]]),
 ])
 def test_wrong_answers_are_told_from_right_ones(exercise, wrong):
     for answer in wrong:
@@ -534,3 +661,16 @@ def test_wrong_answers_are_told_from_right_ones(exercise, wrong):
 def test_trying_all_trees_is_an_answer():
     assert check("06.best-tree", lambda scores: max(
         trees(len(scores)), key=lambda heads: sum(row[head] for row, head in zip(scores, heads))))
+
+    def by_arrays(scores):  # as the chapter searches
+        rows = np.array(trees(len(scores)))
+        return rows[scores[np.arange(len(scores)), rows].sum(axis=1).argmax()]
+    assert check("06.best-tree", by_arrays)
+
+
+def test_near_misses_are_told_apart():
+    """What fails is named: the names that are not touched, the accuracy or the score."""
+    said = [check("06.near-misses", answer).failures for answer in (
+        ([["B-A"] + ["O"] * 19], [["O"] * 20]), ([["B-A", "I-A"]], [["B-A", "O"]]), ([["B-A"] + ["O"] * 19], [["B-A"] + ["O"] * 19]))]
+    assert [len(failures) for failures in said] == [1, 1, 1]
+    assert "touches each" in said[0][0] and "at least 0.9" in said[1][0] and "span F1 is 0" in said[2][0]

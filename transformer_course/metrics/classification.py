@@ -284,7 +284,7 @@ def f1_score(y_true: Collection, y_pred: Collection, average: _Average = "binary
     counts = _class_counts(y_true, y_pred, average, pos_label, labels)
     return _scores(counts, average, zero_division)[2]
 
-# %% ../../nbs/metrics/05_classification.ipynb #63be153d
+# %% ../../nbs/metrics/05_classification.ipynb #d8bce8fd
 def classification_report(y_true: Collection, y_pred: Collection, labels: Collection | None = None,
                           digits: int = 2, zero_division: float = 0.0,
                           output_dict: bool = False) -> str | dict:
@@ -300,8 +300,8 @@ def classification_report(y_true: Collection, y_pred: Collection, labels: Collec
         output_dict: return the numbers instead of the text.
 
     Returns:
-        The table as text, laid out as scikit-learn's, or as a dict of dicts (in which a class that
-        is named like an average is hidden by it).
+        The table as text, laid out as scikit-learn's, or as a dict of dicts; an average hides a
+        class of its name there.
 
     Raises:
         ValueError: empty input, unequal lengths, repeated labels, negative `digits`.
@@ -321,8 +321,7 @@ def classification_report(y_true: Collection, y_pred: Collection, labels: Collec
     whole = len(wanted) == len(classes)  # then micro precision, recall and F1 are the accuracy
     averages = [("accuracy" if whole else "micro avg", "micro"), ("macro avg", "macro"),
                 ("weighted avg", "weighted")]
-    support = int(counts[2].sum())
-    means = [(name, [*_scores(counts, average, zero_division), support])
+    means = [(name, [*_scores(counts, average, zero_division), int(counts[2].sum())])
              for name, average in averages]
     return _as_dict(rows + means) if output_dict else _as_text(rows, means, digits)
 

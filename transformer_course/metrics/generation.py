@@ -4,30 +4,39 @@
 __all__ = ['ngram_counts', 'bleu_statistics', 'bleu_from_statistics', 'bleu', 'rouge_n', 'rouge_l', 'perplexity',
            'perplexity_from_logits', 'alignment_error_rate']
 
-# %% ../../nbs/metrics/07_generation.ipynb #6757a006
+# %% ../../nbs/metrics/07_generation.ipynb #beded044
 import math
 from collections import Counter
-from collections.abc import Iterable
-from numbers import Integral
+from collections.abc import Iterable, Mapping, Sequence, Set
+from numbers import Integral, Real
 from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float, Integer
 from numpy.typing import ArrayLike, NDArray
 
-# %% ../../nbs/metrics/07_generation.ipynb #9a211726
+# %% ../../nbs/metrics/07_generation.ipynb #7cbc0022
+def _listed(values, name, what, ordered=True):
+    """`values` as a list, be it a list, an array, a tensor or a generator; texts are refused."""
+    if getattr(values, "is_meta", False):
+        raise TypeError(f"{name} must be {what}, not a tensor on the meta device, which holds none")
+    values = values.tolist() if hasattr(values, "tolist") else values
+    if isinstance(values, (str, bytes)):
+        raise TypeError(f"{name} must be {what}, not the string {values!r}")
+    if not isinstance(values, Iterable):
+        raise TypeError(f"{name} must be {what}, not {values!r}")
+    if ordered and isinstance(values, (Set, Mapping)):
+        raise TypeError(f"{name} must be {what}, not a {type(values).__name__}, which has no order")
+    return list(values)
+
+
 def _token_lists(texts):
     """The token lists in `texts`, {name of the argument: tokens}, checked."""
     lists, kinds = [], set()
     for name, text in texts.items():
-        text = text.tolist() if hasattr(text, "tolist") else text  # arrays and tensors of ids
-        if isinstance(text, (str, bytes)):
-            raise TypeError(f"{name} must be a list of tokens, not the string {text!r}")
-        if not isinstance(text, Iterable):
-            raise TypeError(f"{name} must be a list of tokens, not {text!r}")
-        lists.append(list(text))
+        lists.append(_listed(text, name, "a list of tokens"))
         types = set(map(type, lists[-1]))
-        for wrong in (t for t in types if not issubclass(t, (str, Integral))):
+        for wrong in (t for t in types if t is bool or not issubclass(t, (str, Integral))):
             raise TypeError(f"{name} must hold strings or ids, but holds {wrong.__name__}")
         kinds |= {issubclass(t, str) for t in types}
     if len(kinds) == 2:
@@ -43,7 +52,8 @@ def _check_order(n, name):
 
 
 def _ngrams(tokens, n):
-    return Counter(zip(*(tokens[i:] for i in range(n))))  # zip stops where the last one ends
+    starts = range(n if n <= len(tokens) else 0)
+    return Counter(zip(*(tokens[i:] for i in starts)))  # zip stops where the last one ends
 
 # %% ../../nbs/metrics/07_generation.ipynb #0b66a161
 def ngram_counts(tokens: Iterable, n: int) -> Counter:
@@ -68,12 +78,10 @@ def ngram_counts(tokens: Iterable, n: int) -> Counter:
     [tokens] = _token_lists({"tokens": tokens})
     return _ngrams(tokens, n)
 
-# %% ../../nbs/metrics/07_generation.ipynb #231b5a5d
+# %% ../../nbs/metrics/07_generation.ipynb #ae0a750c
 def _with_references(hypothesis, references):
     """The token lists of an output and of its references, checked."""
-    if isinstance(references, (str, bytes)):
-        raise TypeError(f"references must be a list of token lists, not the string {references!r}")
-    references = list(references)
+    references = _listed(references, "references", "a list of token lists")
     if not references:
         raise ValueError("references is empty: the hypothesis has nothing to be compared with")
     if isinstance(references[0], (str, bytes, Integral)):
@@ -116,25 +124,52 @@ def bleu_statistics(hypothesis: Iterable, references: Iterable[Iterable],
         totals.append(counts.total())
     return np.array([c, r, *matches, *totals], dtype=np.int64)
 
-# %% ../../nbs/metrics/07_generation.ipynb #bd155658
+# %% ../../nbs/metrics/07_generation.ipynb #319408c1
 _Smoothing = Literal["none", "floor", "add-k", "exp"] | None
 _VALUES = {None: None, "none": None, "floor": 0.1, "add-k": 1.0, "exp": None}  # the defaults
 
 
 def _smoothing_value(smoothing, value):
-    if smoothing not in _VALUES:
+    if smoothing not in list(_VALUES):
         names = ", ".join(map(repr, _VALUES))
         raise ValueError(f"smoothing ({smoothing!r}) must be one of {names}")
     if value is None:
         return _VALUES[smoothing]
     if _VALUES[smoothing] is None:
         raise ValueError(f"smoothing_value is for 'floor' and 'add-k', not for {smoothing!r}")
-    if not 0 < value < math.inf:
-        raise ValueError(f"smoothing_value ({value!r}) must be a positive number")
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise TypeError(f"smoothing_value must be a number, not {value!r}")
+    most = 1 if smoothing == "floor" else math.inf  # more than one match would not be a floor
+    if not 0 < value <= most or value == math.inf:
+        raise ValueError(f"smoothing_value ({value!r}) must be a positive number"
+                         f"{', at most 1' if smoothing == 'floor' else ''} for {smoothing!r}")
     return value
 
-# %% ../../nbs/metrics/07_generation.ipynb #b4bd38aa
-def bleu_from_statistics(statistics: ArrayLike, smoothing: _Smoothing = None,
+
+def _numbers(values, name, what):
+    """`values` as a list of numbers, checked."""
+    values = _listed(values, name, what)
+    values = [value.tolist() if hasattr(value, "tolist") else value for value in values]
+    for wrong in {type(v) for v in values if not isinstance(v, Real) or isinstance(v, bool)}:
+        raise TypeError(f"{name} must be {what}, but holds {wrong.__name__}")
+    return values
+
+
+def _whole_counts(statistics):
+    """Output length, reference length, matches and n-grams, checked."""
+    numbers = _numbers(statistics, "statistics", "a list of 2 + 2N counts")
+    if len(numbers) < 4 or len(numbers) % 2:
+        raise ValueError(f"statistics must be a list of 2 + 2N counts, not {len(numbers)}")
+    c, r, *counts = numbers
+    matches, totals = counts[:len(counts) // 2], counts[len(counts) // 2:]
+    if not (all(x >= 0 and x == x // 1 for x in numbers)
+            and all(match <= total <= c for match, total in zip(matches, totals))):
+        raise ValueError(f"statistics must be whole numbers with matches <= n-grams <= output "
+                         f"length, not {numbers}")
+    return c, r, matches, totals
+
+# %% ../../nbs/metrics/07_generation.ipynb #61c48bcd
+def bleu_from_statistics(statistics: ArrayLike | Iterable, smoothing: _Smoothing = None,
                          smoothing_value: float | None = None,
                          effective_order: bool = False) -> float:
     """BLEU, from the summed statistics of texts: 100 · BP · exp(mean of log p_n).
@@ -147,17 +182,15 @@ def bleu_from_statistics(statistics: ArrayLike, smoothing: _Smoothing = None,
         From 0 to 100; 0 when not one token matches.
 
     Raises:
-        ValueError: not 2 + 2N numbers, or a wrong option.
+        ValueError: not 2 + 2N counts, more matches than n-grams, or a wrong option.
+        TypeError: something other than numbers.
 
     Example:
         >>> round(bleu_from_statistics([4, 8, 4, 3, 2, 1, 4, 3, 2, 1]), 2)
         36.79
     """
     value = _smoothing_value(smoothing, smoothing_value)
-    if np.ndim(statistics) != 1 or len(statistics) < 4 or len(statistics) % 2:
-        raise ValueError(f"statistics must be 2 + 2N numbers, not of shape {np.shape(statistics)}")
-    c, r, *counts = np.asarray(statistics).tolist()
-    matches, totals = np.reshape(counts, (2, -1)).tolist()
+    c, r, matches, totals = _whole_counts(statistics)
     misses, logs = 0, []
     for n, (match, total) in enumerate(zip(matches, totals), start=1):
         if smoothing == "add-k" and n > 1:
@@ -172,12 +205,11 @@ def bleu_from_statistics(statistics: ArrayLike, smoothing: _Smoothing = None,
         return 0.0
     return 100 * min(1.0, math.exp(1 - r / c)) * math.exp(sum(logs) / len(logs))
 
-# %% ../../nbs/metrics/07_generation.ipynb #bfa574f3
+# %% ../../nbs/metrics/07_generation.ipynb #8b87729e
 def _text_pairs(hypotheses, references):
     """(output, its references) for each text, checked."""
-    if isinstance(hypotheses, (str, bytes)) or isinstance(references, (str, bytes)):
-        raise TypeError("hypotheses and references must be lists with an entry a text, not strings")
-    hypotheses, references = list(hypotheses), list(references)
+    hypotheses = _listed(hypotheses, "hypotheses", "a list of token lists, one a text")
+    references = _listed(references, "references", "a list with the references of each text")
     if not hypotheses:
         raise ValueError("hypotheses is empty: a score needs at least one text")
     if len(hypotheses) != len(references):
@@ -185,7 +217,7 @@ def _text_pairs(hypotheses, references):
                          f"{len(hypotheses)} hypotheses, not {len(references)}")
     return zip(hypotheses, references)
 
-# %% ../../nbs/metrics/07_generation.ipynb #947fc2cc
+# %% ../../nbs/metrics/07_generation.ipynb #c477cef4
 def bleu(hypotheses: Iterable[Iterable], references: Iterable[Iterable[Iterable]],
          max_order: int = 4, smoothing: _Smoothing = None, smoothing_value: float | None = None,
          effective_order: bool = False) -> float:
@@ -196,11 +228,12 @@ def bleu(hypotheses: Iterable[Iterable], references: Iterable[Iterable[Iterable]
     Args:
         hypotheses: for each text, the tokens of the output; may be empty.
         references: for each text, a list of references, each a token list; as many as there are.
+            (sacreBLEU wants them the other way round: all first references, all second ones.)
         max_order: length of the longest n-grams.
         smoothing: how 0 matches of some length count. None or "none": the score is 0; "floor": as
             `smoothing_value` matches; "exp" (sacreBLEU's default): as 1/2, for the next such length
             1/4, and so on; "add-k": `smoothing_value` is added to both counts of all lengths but 1.
-        smoothing_value: for "floor" (by default 0.1) and "add-k" (by default 1).
+        smoothing_value: for "floor" (at most 1, by default 0.1) and "add-k" (by default 1).
         effective_order: leave out lengths for which the output is too short: for single sentences.
 
     Returns:
@@ -288,8 +321,8 @@ def rouge_l(hypothesis: Iterable, reference: Iterable) -> tuple[float, float, fl
         row[1:] = np.maximum.accumulate(np.maximum(row[1:], paired))
     return _precision_recall_f1(int(row[-1]), len(hypothesis), len(reference))
 
-# %% ../../nbs/metrics/07_generation.ipynb #0ca9414e
-def perplexity(log_probs: ArrayLike) -> float:
+# %% ../../nbs/metrics/07_generation.ipynb #86d927e3
+def perplexity(log_probs: ArrayLike | Iterable) -> float:
     """Perplexity of a text: exp of the mean negative log-probability of its tokens.
 
     Args:
@@ -300,37 +333,59 @@ def perplexity(log_probs: ArrayLike) -> float:
         At least 1; inf where a token had no chance, or the result is too large for a float.
 
     Raises:
-        ValueError: no tokens, more than one axis, NaN, or a number above 0.
+        ValueError: no tokens, NaN, or a number above 0.
+        TypeError: something other than a list, an array or a tensor of numbers with one axis.
 
     Example:
         >>> round(perplexity([math.log(1 / 8), math.log(1 / 2)]), 6)
         4.0
     """
-    values = log_probs.tolist() if hasattr(log_probs, "tolist") else log_probs
-    values = np.asarray(values, dtype=float)
-    if values.ndim != 1 or values.size == 0:
-        raise ValueError(f"log_probs must hold a number per token, but has shape {values.shape}")
+    values = np.array(_numbers(log_probs, "log_probs", "a list with a number per token"), float)
+    if values.size == 0:
+        raise ValueError("log_probs is empty: perplexity needs at least one token")
     if np.isnan(values).any():
         raise ValueError(f"log_probs holds NaN, {np.isnan(values).sum()} times")
     if values.max() > 1e-6:  # rounding can lift the logarithm of 1 a little
         raise ValueError(f"log_probs holds {values.max():.4g}, but logarithms of probabilities are "
                          "at most 0: are these probabilities, or losses?")
-    return _exp(-values.mean())
+    with np.errstate(over="ignore"):  # a sum that is too large is infinite
+        return _exp(-values.mean())
 
 
 def _exp(mean):
-    """`exp`, at least 1, and inf where `math.exp` would raise OverflowError."""
-    return math.exp(max(mean, 0.0)) if mean < 709.78 else math.inf
+    """`exp`, at least 1, and inf where `math.exp` raises OverflowError."""
+    try:
+        return math.exp(max(mean, 0.0))
+    except OverflowError:
+        return math.inf
 
-# %% ../../nbs/metrics/07_generation.ipynb #dbe08fc4
+# %% ../../nbs/metrics/07_generation.ipynb #773cc46f
+def _tensor(values, name):
+    """`values` as a tensor without gradient; arrays are copied, whatever their layout."""
+    import torch  # here, so that the other scores do without
+    if not isinstance(values, torch.Tensor):
+        try:
+            array = np.array(values)
+            values = torch.from_numpy(array.astype(array.dtype.newbyteorder("=")))
+        except (TypeError, ValueError, RuntimeError):
+            raise TypeError(f"{name} must be a tensor or an array of numbers, not "
+                            f"{type(values).__name__} {str(values)[:40]!r}") from None
+    if values.is_meta:
+        raise TypeError(f"{name} is on the meta device and holds no numbers")
+    return values.detach()
+
+
 def _predictions_that_count(logits, targets, ignore_index):
     """Logits (tokens, vocab) and ids (tokens,) where targets are not `ignore_index`, checked."""
-    if not logits.is_floating_point() or targets.is_floating_point():
+    if isinstance(ignore_index, bool) or not isinstance(ignore_index, Integral):
+        raise TypeError(f"ignore_index must be a whole number, not {ignore_index!r}")
+    if not logits.is_floating_point() or "int" not in str(targets.dtype):
         raise TypeError(f"logits must be floating-point numbers and targets whole ones, not "
                         f"{logits.dtype} and {targets.dtype}")
     if logits.ndim == 0 or logits.shape[:-1] != targets.shape:
         raise ValueError(f"targets must have the shape of logits but for the last axis, yet logits "
                          f"have {tuple(logits.shape)} and targets {tuple(targets.shape)}")
+    targets = targets.to(logits.device).long()
     counts = targets != ignore_index
     if not counts.any():
         raise ValueError(f"no target counts: all of {targets.numel()} are {ignore_index}")
@@ -340,7 +395,7 @@ def _predictions_that_count(logits, targets, ignore_index):
                          f"{logits.shape[-1] - 1} and ignore_index is {ignore_index}")
     return logits, ids
 
-# %% ../../nbs/metrics/07_generation.ipynb #bc079b90
+# %% ../../nbs/metrics/07_generation.ipynb #f9b6fddc
 def perplexity_from_logits(logits: Float[Any, "*batch vocab"], targets: Integer[Any, "*batch"],
                            ignore_index: int = -100) -> float:
     """Perplexity of a model's predictions, over all targets that are not `ignore_index`.
@@ -348,7 +403,8 @@ def perplexity_from_logits(logits: Float[Any, "*batch vocab"], targets: Integer[
     Args:
         logits: (..., vocab), scores before the softmax: a tensor on any device, or an array. Half
             precision is computed in float32.
-        targets: (...), the id that each position should predict: the text, moved by one.
+        targets: (...), the id that each position should predict: the text, moved by one; whole
+            numbers of any size, on any device.
         ignore_index: the target of positions that do not count, such as padding.
 
     Returns:
@@ -356,30 +412,30 @@ def perplexity_from_logits(logits: Float[Any, "*batch vocab"], targets: Integer[
 
     Raises:
         ValueError: shapes that do not fit, ids out of range, no target that counts, or NaN.
-        TypeError: logits that are not floating-point, or targets that are.
+        TypeError: logits that are not floating-point numbers, or targets that are not whole ones.
 
     Example:
         >>> round(perplexity_from_logits(np.zeros((2, 3, 50)), np.ones((2, 3), dtype=int)), 4)
         50.0
     """
-    import torch  # here, so that the other scores do without
-    logits = torch.as_tensor(logits).detach()
-    targets = torch.as_tensor(targets).to(logits.device)
+    logits, targets = _tensor(logits, "logits"), _tensor(targets, "targets")
     logits, ids = _predictions_that_count(logits, targets, ignore_index)
-    logits = logits if logits.dtype == torch.float64 else logits.float()
-    losses = logits.logsumexp(-1) - logits.gather(-1, ids.long()[:, None])[:, 0]
+    logits = logits if logits.element_size() == 8 else logits.float()  # float64 stays as it is
+    losses = logits.logsumexp(-1) - logits.gather(-1, ids[:, None])[:, 0]
     mean = losses.cpu().double().mean().item()
     if math.isnan(mean):
         raise ValueError("logits give NaN: they hold NaN or infinity")
     return _exp(mean)
 
-# %% ../../nbs/metrics/07_generation.ipynb #99650078
+# %% ../../nbs/metrics/07_generation.ipynb #e4cae69f
 def _links(pairs, name):
-    """The links as a set of pairs of whole numbers, checked."""
+    """The links as a set of pairs of positions, checked."""
     links = set()
-    for pair in pairs.tolist() if hasattr(pairs, "tolist") else pairs:
-        ends = list(pair) if isinstance(pair, Iterable) else []
-        if len(ends) != 2 or not all(isinstance(end, Integral) for end in ends):
+    for pair in _listed(pairs, name, "pairs (i, j) of positions", ordered=False):
+        ends = pair.tolist() if hasattr(pair, "tolist") else pair
+        ends = list(ends) if isinstance(ends, Sequence) else []
+        if len(ends) != 2 or not all(isinstance(end, Integral) and not isinstance(end, bool)
+                                     and end >= 0 for end in ends):
             raise ValueError(f"{name} must hold pairs (i, j) of positions, but holds {pair!r}")
         links.add(tuple(map(int, ends)))
     return links
@@ -392,7 +448,7 @@ def alignment_error_rate(predicted: Iterable, sure: Iterable,
     Source: Och and Ney (2003), section 5. Where no link is merely possible, it is 1 - F1.
 
     Args:
-        predicted: links (source position, target position), the A of the formula.
+        predicted: links (source position, target position), counted from 0, the A of the formula.
         sure: the links that must be found, S.
         possible: links that may be predicted, P; sure links are possible, listed or not.
 
@@ -401,6 +457,7 @@ def alignment_error_rate(predicted: Iterable, sure: Iterable,
 
     Raises:
         ValueError: something that is not a pair of positions, or no links at all.
+        TypeError: something that is not a list, a set, an array or a tensor of links.
 
     Example:
         >>> alignment_error_rate({(0, 0), (1, 2)}, sure={(0, 0)}, possible={(1, 2)})

@@ -4,17 +4,26 @@
 __all__ = ['bio_spans', 'plot_spans', 'token_accuracy', 'span_f1', 'label_pieces', 'is_tree', 'plot_dependencies',
            'attachment_scores']
 
-# %% ../../nbs/metrics/06_sequence_labeling.ipynb #1074c74a
-from collections.abc import Collection, Iterable
+# %% ../../nbs/metrics/06_sequence_labeling.ipynb #23d88ea3
+from collections.abc import Iterable
 from itertools import accumulate, pairwise
+from numbers import Real
 from operator import index
+from reprlib import repr as shown
 from typing import Any
 
-# %% ../../nbs/metrics/06_sequence_labeling.ipynb #84ab7293
+# %% ../../nbs/metrics/06_sequence_labeling.ipynb #fce353c1
+def _listed(values, name, wanted):
+    """`values` as a list, arrays and tensors too; text and what has no order are refused."""
+    values = values.tolist() if hasattr(values, "tolist") else values
+    if isinstance(values, (str, bytes, set, frozenset, dict)) or not isinstance(values, Iterable):
+        raise TypeError(f"{name} must be {wanted}, not {shown(values)}")
+    return [value.tolist() if hasattr(value, "tolist") else value for value in values]
+
+
 def _spans(tags, strict, name):
     """The spans of one sentence, called `name` in errors."""
-    if isinstance(tags, (str, bytes)):
-        raise TypeError(f"{name} must be a list of tags, not the single string {tags!r}")
+    tags = _listed(tags, name, "a list of tags")
     prefixes = ("B", "I") if strict else ("B", "I", "E", "S")
     spans, previous, label, start = [], "O", None, None
     for position, tag in enumerate([*tags, "O"]):
@@ -33,7 +42,7 @@ def _spans(tags, strict, name):
 def _split_tag(tag, prefixes, name):
     """Prefix and label of a tag: B-ORG is B and ORG. A bare B has the label "_", as in seqeval."""
     if not isinstance(tag, str):
-        raise TypeError(f"{name} must be a tag of one sentence, a string, not {tag!r}")
+        raise TypeError(f"{name} must be a tag of one sentence, a string, not {shown(tag)}")
     prefix, _, label = tag.partition("-")
     if tag != "O" and prefix not in prefixes:
         wanted = ", ".join(prefixes[:-1]) + f" or {prefixes[-1]}"
@@ -68,7 +77,13 @@ def bio_spans(tags: Iterable[str], strict: bool = False) -> list[tuple[str, int,
     """
     return _spans(tags, strict, "tags")
 
-# %% ../../nbs/metrics/06_sequence_labeling.ipynb #1300363b
+# %% ../../nbs/metrics/06_sequence_labeling.ipynb #7a310b47
+def _texts(values, name):
+    """`values` as a list of strings; a string is taken letter by letter."""
+    values = list(values) if isinstance(values, str) else values
+    return [str(value) for value in _listed(values, name, "a list of texts")]
+
+
 def _slots(*rows):
     """Edges and middles of the tokens' slots in inches, each slot as wide as its longest text."""
     def width(text):
@@ -96,13 +111,13 @@ def _box(ax, left, right, label, color):
                                 facecolor=(color, 0.18), edgecolor=color))
     ax.text((left + right) / 2, 0.6, label, ha="center", va="center", fontsize=9, color=color)
 
-# %% ../../nbs/metrics/06_sequence_labeling.ipynb #a55a66bb
+# %% ../../nbs/metrics/06_sequence_labeling.ipynb #3af804e8
 def plot_spans(tokens: Iterable, tags: Iterable[str], ax: Any = None,
                strict: bool = False) -> Any:
     """Draw the tokens of a sentence with a box around each span, labels above, tags below.
 
     Args:
-        tokens: the texts, (length,).
+        tokens: the texts, or a string of which each letter is a token; (length,).
         tags: their tags, (length,).
         ax: matplotlib axes to draw on; a new figure by default.
         strict: how to read the tags, as in `bio_spans`.
@@ -119,7 +134,7 @@ def plot_spans(tokens: Iterable, tags: Iterable[str], ax: Any = None,
         ['in', 'O', 'New', 'B-LOC', 'York', 'I-LOC', 'LOC']
     """
     from transformer_course.toolbox.plotting import PALETTE, _label_hangul
-    tokens, tags = [str(token) for token in tokens], list(tags)
+    tokens, tags = _texts(tokens, "tokens"), _listed(tags, "tags", "a list of tags")
     if not tokens or len(tags) != len(tokens):
         raise ValueError(f"tags must be one for each token ({len(tokens)}), not {len(tags)}")
     spans = _spans(tags, strict, "tags")
@@ -134,13 +149,11 @@ def plot_spans(tokens: Iterable, tags: Iterable[str], ax: Any = None,
     _label_hangul(ax)
     return ax
 
-# %% ../../nbs/metrics/06_sequence_labeling.ipynb #327e8ca9
+# %% ../../nbs/metrics/06_sequence_labeling.ipynb #20ca8627
 def _sentences(values, name, one_will_do):
     """`values` as a list of lists; with `one_will_do` it may be one sentence, not in a list."""
-    values = values.tolist() if hasattr(values, "tolist") else values  # arrays and tensors
-    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
-        raise TypeError(f"{name} must be a list of sentences, each a list, not {values!r}")
-    sentences = list(values)
+    wanted = "a list of sentences, each a list"
+    sentences = _listed(values, name, wanted)
     if not sentences:
         raise ValueError(f"{name} is empty: a score needs at least one sentence")
     bare = [isinstance(s, (str, bytes)) or not isinstance(s, Iterable) for s in sentences]
@@ -148,9 +161,9 @@ def _sentences(values, name, one_will_do):
         return [sentences]
     if any(bare):
         at = bare.index(True)
-        raise TypeError(f"{name} must be a list of sentences, each a list, but {name}[{at}] is "
-                        f"{sentences[at]!r}: put a single sentence into a list")
-    return [list(sentence) for sentence in sentences]
+        raise TypeError(f"{name} must be {wanted}, but {name}[{at}] is {shown(sentences[at])}: "
+                        f"put a single sentence into a list")
+    return [_listed(sentence, f"{name}[{k}]", "a list") for k, sentence in enumerate(sentences)]
 
 
 def _aligned(one_will_do=False, **columns):
@@ -167,20 +180,31 @@ def _aligned(one_will_do=False, **columns):
                                  f"not {len(sentence)}")
     return list(zip(*columns.values()))
 
-# %% ../../nbs/metrics/06_sequence_labeling.ipynb #8a7ddc9c
+
+def _check_kinds(pairs, names):
+    """Tags that are compared must be strings on both sides, or whole numbers on both."""
+    kinds = {next((kind for kind in (str, int) if isinstance(tag, kind)), type(tag))
+             for pair in pairs for tag in pair}
+    if len(kinds) > 1 or not kinds <= {str, int}:
+        held = " and ".join(sorted(kind.__name__ for kind in kinds))
+        raise TypeError(f"{names} must both hold strings or both hold whole numbers, not {held}")
+
+# %% ../../nbs/metrics/06_sequence_labeling.ipynb #c2c7b25b
 def token_accuracy(true: Iterable, pred: Iterable) -> float:
     """Share of tokens whose predicted tag is the true one, over all sentences together.
 
     Args:
         true: the true tags: a list of sentences, each a list of tags; or one sentence's tags.
-        pred: the predicted tags, of the same shape.
+        pred: the predicted tags, of the same shape. Every token counts, so what a loss ignores
+            (-100) must be gone.
 
     Returns:
         Right tokens divided by tokens, from 0 to 1.
 
     Raises:
         ValueError: no token, or shapes that differ.
-        TypeError: not lists of tags, or strings on one side and numbers on the other.
+        TypeError: not lists of tags, or tags that are not strings on both sides or whole numbers
+            on both.
 
     Example:
         >>> token_accuracy([["O", "B-LOC"], ["O", "O"]], [["O", "O"], ["O", "O"]])
@@ -189,11 +213,10 @@ def token_accuracy(true: Iterable, pred: Iterable) -> float:
     pairs = [pair for sentence in _aligned(True, true=true, pred=pred) for pair in zip(*sentence)]
     if not pairs:
         raise ValueError("true holds no token: a score needs at least one")
-    if len({isinstance(tag, str) for pair in pairs for tag in pair}) == 2:
-        raise TypeError("true and pred must both hold strings or both hold numbers")
-    return sum(bool(tag == guess) for tag, guess in pairs) / len(pairs)
+    _check_kinds(pairs, "true and pred")
+    return sum(tag == guess for tag, guess in pairs) / len(pairs)
 
-# %% ../../nbs/metrics/06_sequence_labeling.ipynb #d47985dc
+# %% ../../nbs/metrics/06_sequence_labeling.ipynb #ab30dbca
 def span_f1(true: Iterable[Iterable[str]], pred: Iterable[Iterable[str]], strict: bool = False,
             zero_division: float = 0.0) -> float:
     r"""F1 of labelled spans: $2 \cdot \text{right} / (\text{predicted} + \text{true})$.
@@ -221,7 +244,8 @@ def span_f1(true: Iterable[Iterable[str]], pred: Iterable[Iterable[str]], strict
 
     Source: Tjong Kim Sang and De Meulder (2003), on evaluation.
     """
-    if zero_division not in (0, 1) and zero_division == zero_division:  # NaN does not equal itself
+    is_nan = isinstance(zero_division, Real) and zero_division != zero_division
+    if not is_nan and (not isinstance(zero_division, Real) or zero_division not in (0, 1)):
         raise ValueError(f"zero_division ({zero_division!r}) must be 0, 1 or NaN")
     right = found = 0
     for k, (tags, guesses) in enumerate(_aligned(true=true, pred=pred)):
@@ -230,7 +254,7 @@ def span_f1(true: Iterable[Iterable[str]], pred: Iterable[Iterable[str]], strict
         found += len(spans) + len(guessed)
     return 2 * right / found if found else float(zero_division)
 
-# %% ../../nbs/metrics/06_sequence_labeling.ipynb #9376e671
+# %% ../../nbs/metrics/06_sequence_labeling.ipynb #62212cc0
 def label_pieces(labels: Iterable, word_ids: Iterable,
                  ignore_index: Any = -100) -> list:
     """Carry the labels of words over to pieces: first pieces get them, all others `ignore_index`.
@@ -238,7 +262,8 @@ def label_pieces(labels: Iterable, word_ids: Iterable,
     Args:
         labels: one label per word, (words,).
         word_ids: for each piece the number of its word, from 0, or None for a marker such as [CLS],
-            (pieces,); the pieces of a word stand together.
+            (pieces,); the pieces of a word stand together, and words may be missing, as where a
+            long text was cut.
         ignore_index: the label of pieces that do not count; -100 is what PyTorch's loss skips.
 
     Returns:
@@ -246,6 +271,7 @@ def label_pieces(labels: Iterable, word_ids: Iterable,
 
     Raises:
         ValueError: a piece of a word that has no label, or of one that was left already.
+        TypeError: not lists, or a number in `word_ids` that is not whole.
 
     Example:
         >>> label_pieces(["O", "B-LOC"], [None, 0, 1, 1, None])
@@ -253,42 +279,49 @@ def label_pieces(labels: Iterable, word_ids: Iterable,
 
     Source: Devlin et al. (2019), section 5.3.
     """
-    labels, pieces, seen, previous = list(labels), [], set(), None
-    for position, word in enumerate(word_ids):
-        if word is not None and not 0 <= word < len(labels):
-            raise ValueError(f"word_ids[{position}] is {word}, but there are {len(labels)} labels")
-        if word is not None and word != previous and word in seen:
-            raise ValueError(f"word_ids[{position}] goes back to word {word}")
-        first = word is not None and word not in seen
-        pieces.append(labels[word] if first else ignore_index)
+    labels = _listed(labels, "labels", "a list of labels")
+    pieces, seen, previous = [], set(), None
+    for position, word in enumerate(_listed(word_ids, "word_ids", "a list of numbers and None")):
+        if word is not None:
+            at = f"word_ids[{position}]"
+            if not isinstance(word, int):
+                raise TypeError(f"{at} must be a whole number or None, not {shown(word)}")
+            if not 0 <= word < len(labels):
+                raise ValueError(f"{at} is {word}, but there are {len(labels)} labels")
+            if word != previous and word in seen:
+                raise ValueError(f"{at} goes back to word {word}")
+        pieces.append(ignore_index if word is None or word == previous else labels[word])
         seen.add(word)
         previous = word
     return pieces
 
-# %% ../../nbs/metrics/06_sequence_labeling.ipynb #82704db2
+# %% ../../nbs/metrics/06_sequence_labeling.ipynb #a7098792
 def _heads(heads, name):
     """The heads of one sentence as a list of whole numbers from 0 to its length."""
-    heads = list(heads)
+    heads = _listed(heads, name, "a list of heads")
     for position, head in enumerate(heads):
         try:
             heads[position] = index(head)
         except TypeError:
-            raise TypeError(f"{name}[{position}] must be a whole number, not {head!r}") from None
+            raise TypeError(f"{name}[{position}] must be a whole number, "
+                            f"not {shown(head)}") from None
         if not 0 <= heads[position] <= len(heads):
             raise ValueError(f"{name}[{position}] is {head}, but heads are positions from 1 to "
                              f"{len(heads)}, or 0 for the root")
     return heads
 
 
-def _reaches_root(heads, token):
-    """Whether climbing from `token` (from 1) arrives at 0 and not in a circle."""
-    for _ in heads:
-        token = heads[token - 1]
-        if token == 0:
-            return True
-    return False
+def _below_root(heads):
+    """The tokens, from 1, that hang on a root: directly, or on one that does."""
+    dependents = {}
+    for token, head in enumerate(heads, 1):
+        dependents.setdefault(head, []).append(token)
+    found = [0]
+    for head in found:  # the list grows while it is read
+        found += dependents.get(head, [])
+    return set(found[1:])
 
-# %% ../../nbs/metrics/06_sequence_labeling.ipynb #2c7c6ffd
+# %% ../../nbs/metrics/06_sequence_labeling.ipynb #b13cdbc7
 def is_tree(heads: Iterable) -> bool:
     """Whether heads form a dependency tree: one root, and no circle.
 
@@ -309,9 +342,9 @@ def is_tree(heads: Iterable) -> bool:
     heads = _heads(heads, "heads")
     if not heads:
         raise ValueError("heads is empty: a tree needs at least one token")
-    return heads.count(0) == 1 and all(_reaches_root(heads, 1 + i) for i in range(len(heads)))
+    return heads.count(0) == 1 and len(_below_root(heads)) == len(heads)
 
-# %% ../../nbs/metrics/06_sequence_labeling.ipynb #2fac2bf0
+# %% ../../nbs/metrics/06_sequence_labeling.ipynb #775284c2
 _LEVEL = 0.34  # inches from one arc to the next above it
 
 
@@ -333,6 +366,7 @@ def _draw_arcs(ax, middles, heads, labels, top):
     from matplotlib.patches import FancyArrowPatch
     from matplotlib.path import Path
     from transformer_course.toolbox.plotting import PALETTE, PAPER
+    hanging = _below_root(heads)
     for token, (x, head, level) in enumerate(zip(middles, heads, _arc_levels(heads)), 1):
         path, at = Path([(x, top), (x, 0.2)]), (x, top + 0.1)
         if head:
@@ -340,19 +374,19 @@ def _draw_arcs(ax, middles, heads, labels, top):
             pull = 0.2 + _LEVEL * level * 4 / 3  # a Bézier curve rises to three quarters of that
             path = Path([(start, 0.2), (start, pull), (x, pull), (x, 0.2)], [1, 4, 4, 4])
             at = ((start + x) / 2, 0.2 + _LEVEL * level)
-        lost = not _reaches_root(heads, token)
+        lost = token not in hanging
         ax.add_patch(FancyArrowPatch(path=path, arrowstyle="-|>", mutation_scale=9,
                                      color=PALETTE[lost], linestyle="--" if lost else "-"))
         ax.text(*at, labels[token - 1], ha="center", va="center", fontsize=8,
                 bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 1})
 
-# %% ../../nbs/metrics/06_sequence_labeling.ipynb #8f598cfa
+# %% ../../nbs/metrics/06_sequence_labeling.ipynb #b55dd940
 def plot_dependencies(tokens: Iterable, heads: Iterable, labels: Iterable | None = None,
                       pos: Iterable | None = None, ax: Any = None) -> Any:
     """Draw a dependency tree: an arc from each head to each dependent, an arrow down to the root.
 
     Args:
-        tokens: the texts, (length,).
+        tokens: the texts, as in `plot_spans`; (length,).
         heads: positions from 1, 0 for the root; (length,). They need not form a tree: an arc from
             which no way leads to a root is orange and dashed.
         labels: relations, written on the arcs; (length,).
@@ -371,9 +405,9 @@ def plot_dependencies(tokens: Iterable, heads: Iterable, labels: Iterable | None
         ['bears', 'read', 'nsubj', 'root']
     """
     from transformer_course.toolbox.plotting import _label_hangul
-    tokens, heads = [str(token) for token in tokens], _heads(heads, "heads")
-    blank = [""] * len(tokens)
-    labels, pos = ([*map(str, blank if row is None else row)] for row in (labels, pos))
+    tokens, heads = _texts(tokens, "tokens"), _heads(heads, "heads")
+    labels = [""] * len(tokens) if labels is None else _texts(labels, "labels")
+    pos = [""] * len(tokens) if pos is None else _texts(pos, "pos")
     lengths = len(tokens), len(heads), len(labels), len(pos)
     if not tokens or len(set(lengths)) > 1:
         raise ValueError(f"tokens, heads, labels and pos must be equally long, not {lengths}")
@@ -387,26 +421,24 @@ def plot_dependencies(tokens: Iterable, heads: Iterable, labels: Iterable | None
     _label_hangul(ax)
     return ax
 
-# %% ../../nbs/metrics/06_sequence_labeling.ipynb #4434f407
+# %% ../../nbs/metrics/06_sequence_labeling.ipynb #363407e4
 def attachment_scores(gold_heads: Iterable, gold_labels: Iterable, heads: Iterable,
-                      labels: Iterable, ignore: Collection[str] = ()) -> tuple[float, float]:
+                      labels: Iterable, ignore: Iterable[str] = ()) -> tuple[float, float]:
     """Unlabelled and labelled attachment score: the share of right heads, and of right arcs.
-
-    Every token counts, punctuation too, unless its gold relation is in `ignore`.
 
     Args:
         gold_heads: positions from 1, 0 for the root; a list per sentence, or one sentence's.
         gold_labels: true relations, of the same shape.
         heads: predicted heads, of the same shape; they need not form a tree.
         labels: predicted relations, compared whole: nsubj is not nsubj:pass.
-        ignore: gold relations whose tokens are left out, such as ["punct"].
+        ignore: gold relations whose tokens are left out, such as ["punct"]; all others count.
 
     Returns:
         (UAS, LAS), each from 0 to 1.
 
     Raises:
         ValueError: no token to score, shapes that differ, or a head outside its sentence.
-        TypeError: not lists, or a head that is not a whole number.
+        TypeError: not lists, a head that is not a whole number, or relations of two types.
 
     Example:
         >>> attachment_scores([2, 0], ["nsubj", "root"], [2, 0], ["obj", "root"])
@@ -414,12 +446,13 @@ def attachment_scores(gold_heads: Iterable, gold_labels: Iterable, heads: Iterab
 
     Source: Buchholz and Marsi (2006), who leave punctuation out.
     """
-    if isinstance(ignore, str):
-        raise TypeError(f"ignore must be a list of relations, not the single string {ignore!r}")
+    ignore = list(ignore) if isinstance(ignore, (set, frozenset)) else ignore
+    ignore = _listed(ignore, "ignore", "a list of relations")
     columns = _aligned(True, gold_heads=gold_heads, gold_labels=gold_labels,
                        heads=heads, labels=labels)
     outcomes = []
     for k, (gold, relations, guesses, guessed) in enumerate(columns):
+        _check_kinds(zip(relations, guessed), "gold_labels and labels")
         gold, guesses = _heads(gold, f"gold_heads[{k}]"), _heads(guesses, f"heads[{k}]")
         outcomes += [(head == guess, head == guess and relation == other)
                      for head, relation, guess, other in zip(gold, relations, guesses, guessed)

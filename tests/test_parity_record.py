@@ -1,0 +1,96 @@
+"""The page "What it was checked against" shows what was compared with what the lock pins, and leaves out nothing."""
+import importlib
+import json
+import math
+
+import pytest
+from packaging.utils import canonicalize_name
+from chapters import chapters
+from reading import ROOT, contents
+from test_project import as_requirements, requirement_lines
+
+PARITY = ROOT / "book/_data/parity.json"
+FIELDS = {"export", "reference", "version", "inputs", "difference"}
+# What the exports of each chapter are compared with.
+MATCHES = {
+    "metrics.classification": {"scikit-learn": ["confusion_matrix", "accuracy", "precision", "recall", "f1_score", "classification_report"]},
+    "metrics.sequence_labeling": {"seqeval": ["bio_spans", "span_f1"]},
+    "metrics.generation": {"sacrebleu": ["bleu"], "rouge-score": ["rouge_n", "rouge_l"], "torch": ["perplexity_from_logits"]},
+}
+
+
+def wanted():
+    """(export, reference) pairs of the chapters that are written."""
+    written = {chapter.module.removeprefix("transformer_course.") for chapter in chapters()}
+    return {(f"transformer_course.{module}.{name}", reference) for module, by in MATCHES.items() if module in written
+            for reference, names in by.items() for name in names}
+
+
+def pins(lock):
+    return {name: str(specifier)[2:] for name, specifier in as_requirements(requirement_lines(lock)).items()}
+
+
+def record_problems(rows, versions, needed, exists):
+    """`rows` of the record; `versions`: {distribution: pinned version}; `exists`: whether a dotted export is there."""
+    bad, seen = [], set()
+    for row in rows:
+        name = f"{row.get('export')} against {row.get('reference')}"
+        if row.keys() != FIELDS:
+            bad.append(f"{name} has the fields {sorted(row)}")
+            continue
+        key = row["export"], row["reference"], row["inputs"]
+        if key in seen:
+            bad.append(f"{name} on {row['inputs']} is there twice")
+        seen.add(key)
+        if versions.get(canonicalize_name(row["reference"])) != row["version"].split("+")[0]:
+            bad.append(f"{name}: version {row['version']} is not the pinned one")
+        if not exists(row["export"]):
+            bad.append(f"{name}: there is no such export")
+        if not (isinstance(row["difference"], (int, float)) and 0 <= row["difference"] < math.inf):
+            bad.append(f"{name}: a difference of {row['difference']!r}")
+        elif row["difference"] > 1e-4:
+            bad.append(f"{name}: {row['difference']} is no agreement")
+        if len(row["inputs"]) < 10:
+            bad.append(f"{name}: it does not say what was tried")
+    pairs = {(export, reference) for export, reference, _ in seen}
+    return bad + [f"{export} was not compared with {reference}" for export, reference in sorted(needed - pairs)]
+
+
+def is_export(name):
+    module, _, attribute = name.rpartition(".")
+    try:
+        return attribute in importlib.import_module(module).__all__
+    except (ImportError, AttributeError, ValueError):
+        return False
+
+
+def test_record_is_whole_and_up_to_date():
+    assert record_problems(json.loads(contents(PARITY)), pins(contents(ROOT / "requirements.txt")), wanted(), is_export) == []
+
+
+def test_record_is_sorted():
+    """So that a new comparison changes a few lines of the file."""
+    rows = json.loads(contents(PARITY))
+    assert rows == sorted(rows, key=lambda r: (r["export"], r["reference"], r["inputs"]))
+
+
+@pytest.mark.parametrize("change, says", [
+    ({"version": "1.0"}, "not the pinned one"), ({"reference": "other"}, "not the pinned one"), ({"export": "a.gone"}, "no such export"),
+    ({"difference": float("nan")}, "a difference of nan"), ({"difference": -1.0}, "a difference of"), ({"difference": 0.1}, "no agreement"),
+    ({"inputs": "some"}, "what was tried"), ({"note": ""}, "fields"), ({"reference": "scikit-learn-x"}, "was not compared"),
+])
+def test_a_broken_record_fails(change, says):
+    row = {"export": "a.f", "reference": "scikit-learn", "version": "1.9.1", "inputs": "random labels", "difference": 0.0}
+
+    def problems(*rows):
+        return record_problems(rows, {"scikit-learn": "1.9.1"}, {("a.f", "scikit-learn")}, lambda name: name == "a.f")
+
+    assert problems(row) == []
+    assert any("twice" in problem for problem in problems(row, row))
+    assert any(says in problem for problem in problems(row | change))
+
+
+def test_exports_are_told_from_other_names():
+    assert is_export("transformer_course.metrics.classification.accuracy")
+    assert not is_export("transformer_course.metrics.classification._score") and not is_export("transformer_course.nothing.x")
+    assert not is_export("accuracy")
