@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float, Integer
 from numpy.typing import ArrayLike, NDArray
 
-# %% ../../nbs/metrics/07_generation.ipynb #7cbc0022
+# %% ../../nbs/metrics/07_generation.ipynb #ebf7ff63
 def _listed(values, name, what, ordered=True):
     """`values` as a list, be it a list, an array, a tensor or a generator; texts are refused."""
     if getattr(values, "is_meta", False):
@@ -43,7 +43,7 @@ def _token_lists(texts):
         raise TypeError(f"{' and '.join(texts)} must all hold strings or all hold ids, not both")
     return lists
 
-
+# %% ../../nbs/metrics/07_generation.ipynb #c9569f86
 def _check_order(n, name):
     if not isinstance(n, Integral) or isinstance(n, bool):
         raise TypeError(f"{name} must be a whole number, not {n!r}")
@@ -55,7 +55,7 @@ def _ngrams(tokens, n):
     starts = range(n if n <= len(tokens) else 0)
     return Counter(zip(*(tokens[i:] for i in starts)))  # zip stops where the last one ends
 
-# %% ../../nbs/metrics/07_generation.ipynb #0b66a161
+# %% ../../nbs/metrics/07_generation.ipynb #5b28aaa1
 def ngram_counts(tokens: Iterable, n: int) -> Counter:
     """How often each n-gram occurs: `len(tokens) - n + 1` of them, or none in a shorter text.
 
@@ -78,7 +78,7 @@ def ngram_counts(tokens: Iterable, n: int) -> Counter:
     [tokens] = _token_lists({"tokens": tokens})
     return _ngrams(tokens, n)
 
-# %% ../../nbs/metrics/07_generation.ipynb #ae0a750c
+# %% ../../nbs/metrics/07_generation.ipynb #c56f8571
 def _with_references(hypothesis, references):
     """The token lists of an output and of its references, checked."""
     references = _listed(references, "references", "a list of token lists")
@@ -90,7 +90,7 @@ def _with_references(hypothesis, references):
     names = ["hypothesis", *(f"references[{k}]" for k in range(len(references)))]
     return _token_lists(dict(zip(names, [hypothesis, *references])))
 
-# %% ../../nbs/metrics/07_generation.ipynb #7bee3cd5
+# %% ../../nbs/metrics/07_generation.ipynb #a4ac0311
 def bleu_statistics(hypothesis: Iterable, references: Iterable[Iterable],
                     max_order: int = 4) -> NDArray[np.int64]:
     """All that BLEU needs to know of one text. Add up over texts, then `bleu_from_statistics`.
@@ -124,7 +124,7 @@ def bleu_statistics(hypothesis: Iterable, references: Iterable[Iterable],
         totals.append(counts.total())
     return np.array([c, r, *matches, *totals], dtype=np.int64)
 
-# %% ../../nbs/metrics/07_generation.ipynb #319408c1
+# %% ../../nbs/metrics/07_generation.ipynb #b284657a
 _Smoothing = Literal["none", "floor", "add-k", "exp"] | None
 _VALUES = {None: None, "none": None, "floor": 0.1, "add-k": 1.0, "exp": None}  # the defaults
 
@@ -145,7 +145,7 @@ def _smoothing_value(smoothing, value):
                          f"{', at most 1' if smoothing == 'floor' else ''} for {smoothing!r}")
     return value
 
-
+# %% ../../nbs/metrics/07_generation.ipynb #2c1534b2
 def _numbers(values, name, what):
     """`values` as a list of numbers, checked."""
     values = _listed(values, name, what)
@@ -168,7 +168,7 @@ def _whole_counts(statistics):
                          f"length, not {numbers}")
     return c, r, matches, totals
 
-# %% ../../nbs/metrics/07_generation.ipynb #61c48bcd
+# %% ../../nbs/metrics/07_generation.ipynb #68b69ed7
 def bleu_from_statistics(statistics: ArrayLike | Iterable, smoothing: _Smoothing = None,
                          smoothing_value: float | None = None,
                          effective_order: bool = False) -> float:
@@ -205,7 +205,7 @@ def bleu_from_statistics(statistics: ArrayLike | Iterable, smoothing: _Smoothing
         return 0.0
     return 100 * min(1.0, math.exp(1 - r / c)) * math.exp(sum(logs) / len(logs))
 
-# %% ../../nbs/metrics/07_generation.ipynb #8b87729e
+# %% ../../nbs/metrics/07_generation.ipynb #44751f4f
 def _text_pairs(hypotheses, references):
     """(output, its references) for each text, checked."""
     hypotheses = _listed(hypotheses, "hypotheses", "a list of token lists, one a text")
@@ -217,7 +217,7 @@ def _text_pairs(hypotheses, references):
                          f"{len(hypotheses)} hypotheses, not {len(references)}")
     return zip(hypotheses, references)
 
-# %% ../../nbs/metrics/07_generation.ipynb #c477cef4
+# %% ../../nbs/metrics/07_generation.ipynb #2164cbee
 def bleu(hypotheses: Iterable[Iterable], references: Iterable[Iterable[Iterable]],
          max_order: int = 4, smoothing: _Smoothing = None, smoothing_value: float | None = None,
          effective_order: bool = False) -> float:
@@ -256,7 +256,7 @@ def bleu(hypotheses: Iterable[Iterable], references: Iterable[Iterable[Iterable]
             raise type(error)(f"text {i}: {error}") from None
     return bleu_from_statistics(total, smoothing, smoothing_value, effective_order)
 
-# %% ../../nbs/metrics/07_generation.ipynb #9ce2f360
+# %% ../../nbs/metrics/07_generation.ipynb #8dc10da1
 def _precision_recall_f1(matches, predicted, actual):
     """0/0 counts as 0."""
     return (matches / max(predicted, 1), matches / max(actual, 1),
@@ -289,7 +289,7 @@ def rouge_n(hypothesis: Iterable, reference: Iterable, n: int) -> tuple[float, f
     ours, theirs = (_ngrams(tokens, n) for tokens in texts)
     return _precision_recall_f1((ours & theirs).total(), ours.total(), theirs.total())
 
-# %% ../../nbs/metrics/07_generation.ipynb #1371a8cc
+# %% ../../nbs/metrics/07_generation.ipynb #30af9497
 def rouge_l(hypothesis: Iterable, reference: Iterable) -> tuple[float, float, float]:
     """ROUGE-L of one text: the longest common subsequence, as precision, recall and F1.
 
@@ -321,7 +321,7 @@ def rouge_l(hypothesis: Iterable, reference: Iterable) -> tuple[float, float, fl
         row[1:] = np.maximum.accumulate(np.maximum(row[1:], paired))
     return _precision_recall_f1(int(row[-1]), len(hypothesis), len(reference))
 
-# %% ../../nbs/metrics/07_generation.ipynb #86d927e3
+# %% ../../nbs/metrics/07_generation.ipynb #a4a9ebeb
 def perplexity(log_probs: ArrayLike | Iterable) -> float:
     """Perplexity of a text: exp of the mean negative log-probability of its tokens.
 
@@ -359,7 +359,7 @@ def _exp(mean):
     except OverflowError:
         return math.inf
 
-# %% ../../nbs/metrics/07_generation.ipynb #773cc46f
+# %% ../../nbs/metrics/07_generation.ipynb #cbb1ce9a
 def _tensor(values, name):
     """`values` as a tensor without gradient; arrays are copied, whatever their layout."""
     import torch  # here, so that the other scores do without
@@ -395,7 +395,7 @@ def _predictions_that_count(logits, targets, ignore_index):
                          f"{logits.shape[-1] - 1} and ignore_index is {ignore_index}")
     return logits, ids
 
-# %% ../../nbs/metrics/07_generation.ipynb #f9b6fddc
+# %% ../../nbs/metrics/07_generation.ipynb #366a9312
 def perplexity_from_logits(logits: Float[Any, "*batch vocab"], targets: Integer[Any, "*batch"],
                            ignore_index: int = -100) -> float:
     """Perplexity of a model's predictions, over all targets that are not `ignore_index`.
@@ -427,7 +427,7 @@ def perplexity_from_logits(logits: Float[Any, "*batch vocab"], targets: Integer[
         raise ValueError("logits give NaN: they hold NaN or infinity")
     return _exp(mean)
 
-# %% ../../nbs/metrics/07_generation.ipynb #e4cae69f
+# %% ../../nbs/metrics/07_generation.ipynb #aaae2177
 def _links(pairs, name):
     """The links as a set of pairs of positions, checked."""
     links = set()
@@ -440,7 +440,7 @@ def _links(pairs, name):
         links.add(tuple(map(int, ends)))
     return links
 
-
+# %% ../../nbs/metrics/07_generation.ipynb #14ed786a
 def alignment_error_rate(predicted: Iterable, sure: Iterable,
                          possible: Iterable | None = None) -> float:
     """Alignment error rate: 1 - (|A∩S| + |A∩P|) / (|A| + |S|). Lower is better.
