@@ -11,7 +11,7 @@ CHAPTER ?=
 # Kept bytecode halves the time that each notebook's kernel needs to start.
 unexport PYTHONDONTWRITEBYTECODE
 
-SOURCES := $(shell find nbs book transformer_course tools -type f -not -path '*/.*' -not -name '*.pyc') _toc.yml settings.ini
+SOURCES := $(shell find nbs book transformer_course tools -type f -not -path '*/.*' -not -name '*.pyc') _toc.yml settings.ini CONTRIBUTING.md
 
 .PHONY: help book serve test lab run export clean-nbs parity bench lock clean distclean
 
