@@ -1,6 +1,7 @@
 """Chapter 01: contrast, fonts, figures of every kind of input, known faults, and the wrong things."""
 import subprocess
 import sys
+import unicodedata
 import warnings
 from itertools import combinations
 
@@ -74,9 +75,13 @@ def test_unreadable_numbers_are_caught(fault):
     assert not numbers_are_readable(fault)
 
 
-def test_not_a_color():
-    with pytest.raises(ValueError, match="bluish"):
-        ours.contrast_ratio("bluish", "white")
+@pytest.mark.parametrize("first, second, says", [
+    ("bluish", "white", r"first \('bluish'\) must be a colour"), ("white", None, r"second \(None\) must be a colour"),
+    ("none", "white", r"first \('none'\) must be opaque"), ("white", (0, 0, 0, 0.1), "second .* must be opaque"),
+])
+def test_not_a_color(first, second, says):
+    with pytest.raises(ValueError, match=says):
+        ours.contrast_ratio(first, second)
 
 
 # Colours -----------------------------------------------------------------------------------------------------------
@@ -230,6 +235,53 @@ def test_cells_that_are_no_numbers_are_grey_and_say_so():
     draw(ours.plot_heatmap([[float("nan")]], fmt=".1f"))
 
 
+def test_zeros_are_uncoloured_when_zero_is_the_centre():
+    image = ours.plot_heatmap([[0.0, 0.0]], center=0).images[0]
+    assert np.allclose(image.to_rgba(image.get_array()), mpl.colors.to_rgba(ours.PAPER), atol=0.01)
+
+
+@pytest.mark.parametrize("limits, ends", [
+    ({}, (2, 3)), ({"vmin": 5}, (5, 6)), ({"vmax": -5}, (-6, -5)), ({"vmin": 2}, (2, 3)), ({"vmax": 2}, (1, 2)),
+    ({"vmin": np.float32(0)}, (0, 2)),
+])
+@pytest.mark.usefixtures("unchecked")
+def test_a_limit_that_is_given_is_kept(limits, ends):
+    norm = ours.plot_heatmap([[2.0, 2.0]], **limits).images[0].norm
+    assert (norm.vmin, norm.vmax) == ends
+
+
+def test_what_is_masked_is_no_number():
+    masked = np.ma.array([[1.0, 99.0], [3.0, 4.0]], mask=[[0, 1], [0, 0]])
+    ax = ours.plot_heatmap(masked, fmt=".0f")
+    assert [t.get_text() for t in ax.texts] == ["1", "nan", "3", "4"]
+    assert (ax.images[0].norm.vmin, ax.images[0].norm.vmax) == (1, 4) and np.isnan(shown(ax)[0, 1])
+    ax = ours.plot_heatmap(np.ma.array([[1, 2]]), fmt="d")  # nothing is masked, so whole numbers stay whole
+    assert [t.get_text() for t in ax.texts] == ["1", "2"]
+    assert np.isnan(ours.plot_curves({"a": np.ma.array([1.0, 99.0, 3.0], mask=[0, 1, 0])}).lines[0].get_ydata()[1])
+
+
+def test_tokens_are_no_formulas():
+    tokens = ["$", "$$", "$\\frac", "$x$"]
+    ax = draw(ours.plot_attention(np.eye(4), tokens, tokens))
+    labels = [*ax.get_xticklabels(), *ax.get_yticklabels()]
+    assert [t.get_text() for t in labels] == 2 * tokens and not any(t.get_parse_math() for t in labels)
+    assert draw(ours.plot_heatmap(np.eye(2), ["$d_k$", "b"])).get_yticklabels()[0].get_parse_math()
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_ids_are_labels_too():
+    torch = pytest.importorskip("torch")
+    ax = ours.plot_attention(np.eye(2), torch.tensor([5, 6]), np.array([7, 8]))
+    assert [t.get_text() for t in (*ax.get_yticklabels(), *ax.get_xticklabels())] == ["5", "6", "7", "8"]
+
+
+def test_decomposed_hangul_takes_the_room_of_its_syllables():
+    composed = "귀여운 곰"
+    decomposed = unicodedata.normalize("NFD", composed)
+    assert len(decomposed) > 2 * len(composed) and ours._inches([decomposed]) == ours._inches([composed])
+    draw(ours.plot_attention([[1.0]], [decomposed], [decomposed]))
+
+
 def test_a_constant_matrix_is_drawn():
     for matrix in ([[2.0, 2.0]], [[0, 0]]):
         draw(ours.plot_heatmap(matrix, fmt=".1f", colorbar=True))
@@ -335,18 +387,26 @@ def three_dimensional():
     return pytest.importorskip("torch").ones(2, 3, 4)
 
 
+def sparse():
+    return pytest.importorskip("torch").eye(2).to_sparse()
+
+
 def on_meta():
     return pytest.importorskip("torch").ones(2, 2, device="meta")
 
 
 @pytest.mark.parametrize("weights, queries, keys, error, says", [
-    ([[0.5, float("nan")], [1, 0]], "ab", "xy", ValueError, "weights holds 1 numbers that are NaN or infinite"),
-    ([[0.5, float("inf")], [1, 0]], "ab", "xy", ValueError, "weights holds 1 numbers that are NaN or infinite"),
+    ([[0.5, float("nan")], [1, 0]], "ab", "xy", ValueError, "weights must be finite: 1 of 4 are NaN or infinite"),
+    ([[0.5, float("inf")], [1, 0]], "ab", "xy", ValueError, "weights must be finite: 1 of 4 are NaN or infinite"),
     ([[-1.0, 0.5], [1, 0]], "ab", "xy", ValueError, "weights must lie between 0 and 1, but run from -1 to 1: draw scores with plot_heatmap"),
     ([[3.0, 0.5], [1, 0]], "ab", "xy", ValueError, "weights must lie between 0 and 1, but run from 0 to 3"),
     ([0.5, 0.5], "a", "xy", ValueError, r"weights has shape \(2,\), but must have 2 dimensions"),
     (three_dimensional, "ab", "xyz", ValueError, r"weights has shape \(2, 3, 4\), but must have 2 dimensions"),
     (on_meta, "ab", "xy", ValueError, "weights cannot be drawn: a tensor on the meta device"),
+    (sparse, "ab", "xy", TypeError, "weights cannot be drawn: .*[Ss]parse"),
+    (np.ma.array(GOOD, mask=np.eye(2)), "ab", "xy", ValueError, "weights must be finite: 2 of 4"),
+    (GOOD, None, "xy", TypeError, r"query_tokens \(None\) must be a sequence of 2 labels"),
+    (GOOD, "ab", 2, TypeError, r"key_tokens \(2\) must be a sequence of 2 labels, for 2 keys"),
     ([], "", "", ValueError, r"weights has shape \(0,\)"),
     (np.ones((0, 3)), "", "abc", ValueError, r"weights has shape \(0, 3\), but must have 2 dimensions, none of them empty"),
     ([[1], [0.5, 0.5]], "ab", "xy", ValueError, "weights cannot be drawn: .*inhomogeneous"),
@@ -373,11 +433,21 @@ def test_wrong_weights_are_refused(weights, queries, keys, error, says):
     ({"vmin": 1, "vmax": 1}, r"vmin \(1\) must be less than vmax \(1\)"),
     ({"vmin": 2, "vmax": 1}, r"vmin \(2\) must be less than vmax \(1\)"),
     ({"fmt": "d"}, r"fmt \('d'\) does not fit"),
-    ({"cmap": "blueish"}, "blueish"),
+    ({"fmt": 2}, r"fmt \(2\) does not fit"),
+    ({"cmap": "blueish"}, r"cmap \('blueish'\) must be a colour map"),
+    ({"cmap": 3}, r"cmap \(3\) must be a colour map"),
+    ({"vmin": float("nan")}, r"vmin \(nan\) must be finite"),
+    ({"center": float("inf")}, r"center \(inf\) must be finite"),
+    ({"vmax": "1"}, "vmax must hold real numbers"),
+    ({"row_labels": 2}, r"row_labels \(2\) must be a sequence of 2 labels, for 2 rows"),
+    ({"ax": np.array([None, None])}, r"ax \(ndarray\) must be one axes"),
 ])
+@pytest.mark.usefixtures("unchecked")
 def test_wrong_options_of_a_heat_map_are_refused(options, says):
-    with pytest.raises(ValueError, match=says):
+    before = plt.get_fignums()
+    with pytest.raises((TypeError, ValueError), match=says):
         ours.plot_heatmap(GOOD, **options)
+    assert plt.get_fignums() == before
 
 
 @pytest.mark.parametrize("curves, x, error, says", [
@@ -391,6 +461,8 @@ def test_wrong_options_of_a_heat_map_are_refused(options, says):
     ({"a": [1], "b": ["1"]}, None, TypeError, r"curves\['b'\] must hold real numbers"),
     ({"a": [1]}, [[1]], ValueError, r"x has shape \(1, 1\), but must have 1 dimension"),
     ([1, 2], None, TypeError, "curves must be a dictionary"),
+    ({None: [1, 2]}, None, ValueError, "curves has the label None, which must be a string"),
+    ({"_a": [1, 2], "b": [1, 2]}, None, ValueError, "curves has the label '_a', which must be a string that does not start with '_'"),
 ])
 @pytest.mark.usefixtures("unchecked")
 def test_wrong_curves_are_refused(curves, x, error, says):
@@ -398,13 +470,55 @@ def test_wrong_curves_are_refused(curves, x, error, says):
         ours.plot_curves(curves, x)
 
 
-@pytest.mark.parametrize("boxes, arrows, says", [
-    ({}, [], "boxes is empty"),
-    ({"a": (0, 0)}, [("a", "b"), ("c", "a")], "arrows name boxes that are not there: b, c"),
+@pytest.mark.parametrize("options, says", [
+    ({"xscale": "logarithmic"}, r"xscale \('logarithmic'\) must be one of .*log"),
+    ({"yscale": None}, r"yscale \(None\) must be one of"),
+    ({"ax": np.array([None])}, r"ax \(ndarray\) must be one axes"),
 ])
-def test_wrong_diagrams_are_refused(boxes, arrows, says):
-    with pytest.raises(ValueError, match=says):
-        ours.draw_boxes(boxes, arrows)
+@pytest.mark.usefixtures("unchecked")
+def test_wrong_options_of_curves_are_refused(options, says):
+    before = plt.get_fignums()
+    with pytest.raises((TypeError, ValueError), match=says):
+        ours.plot_curves({"a": [1, 2]}, **options)
+    assert plt.get_fignums() == before
+
+
+TWO = {"a": (0, 0), "b": (2, 0)}
+
+
+@pytest.mark.parametrize("boxes, arrows, options, says", [
+    ({}, [], {}, "boxes is empty"),
+    ([("a", (0, 0))], [], {}, "boxes must be a dictionary"),
+    ({"a": 1}, [], {}, r"boxes\['a'\] has shape \(\)"),
+    ({"a": (0, 0, 0)}, [], {}, r"boxes\['a'\] \(\(0, 0, 0\)\) must be two numbers"),
+    ({"a": (float("nan"), 0)}, [], {}, r"boxes\['a'\] .* must be two numbers"),
+    ({"a": "xy"}, [], {}, r"boxes\['a'\] must hold real numbers"),
+    (TWO, [("a", "c"), (1, "a")], {}, "arrows name boxes that are not there: 1, c"),
+    (TWO, [(["a"], "b")], {}, "arrows name boxes that are not there"),
+    (TWO, [("a",)], {}, r"arrows holds \('a',\), which must be \(from, to\)"),
+    (TWO, [("a", "b", "label", 0.1, 1)], {}, "arrows holds .* which must be"),
+    (TWO, ("a", "b"), {}, "arrows holds 'a', which must be"),
+    (TWO, [("a", "a")], {}, r"arrows holds \('a', 'a'\), which must be .* between two boxes"),
+    (TWO, [("a", "b", "label", "left")], {}, "the bend of arrow .* must hold real numbers"),
+    (TWO, [], {"width": 0}, r"width \(0\) must be positive"),
+    (TWO, [], {"height": None}, r"height \(None\) must be positive"),
+    (TWO, [], {"colors": ["red"]}, "colors must be a dictionary"),
+    (TWO, [], {"colors": {"c": "red"}}, "colors name boxes that are not there: c"),
+    (TWO, [], {"colors": {"a": "bluish"}}, r"colors\['a'\] \('bluish'\) must be a colour"),
+    (TWO, [], {"ax": plt}, r"ax \(module\) must be one axes"),
+])
+@pytest.mark.usefixtures("unchecked")
+def test_wrong_diagrams_are_refused(boxes, arrows, options, says):
+    before = plt.get_fignums()
+    with pytest.raises((TypeError, ValueError), match=says):
+        ours.draw_boxes(boxes, arrows, **options)
+    assert plt.get_fignums() == before
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_arrows_may_come_from_a_generator():
+    ax = ours.draw_boxes(TWO, (arrow for arrow in [("a", "b")]))
+    assert sum(isinstance(patch, mpl.patches.FancyArrowPatch) for patch in ax.patches) == 1
 
 
 # Exercises ---------------------------------------------------------------------------------------------------------
@@ -462,6 +576,25 @@ def first_head_only(weights, query_tokens, key_tokens):
 def one_over_the_other(weights, query_tokens, key_tokens):
     _, ax = plt.subplots()
     return [ours.plot_attention(w, query_tokens, key_tokens, ax, title=f"head {i}") for i, w in enumerate(weights)]
+
+
+def test_a_check_closes_its_own_figures_and_not_the_reader_s():
+    mine = plt.figure()
+    for answer in (transposed, lambda *args: heads(ours.plot_heatmap)(*args)[7]):  # wrong, and raising after it has drawn
+        assert not check("01.plot-heads", answer)
+        assert plt.get_fignums() == [mine.number]
+
+
+@pytest.mark.parametrize("exercise, right", [
+    ("01.text-colors", [("#0072B2", "#96577E", "#1A1A1A", "#77390C"), {"#0072b2", "#96577e", ours.INK, "#77390c"}]),
+    ("01.smooth", [lambda v, w: np.array([np.dot(w ** np.arange(t, -1, -1.0), v[:t + 1]) / sum(w ** i for i in range(t + 1))
+                                          for t in range(len(v))])]),
+    ("01.plot-heads", [heads(lambda w, q, k, ax, title: ours.plot_heatmap(w, q, k, ax, title=title, vmin=0, vmax=1, fmt=".1f"))]),
+    ("01.ten-colors", [["blue", "#000080", (0, 0, 0.25)]]),
+])
+def test_right_answers_may_be_written_otherwise(exercise, right):
+    for answer in right:
+        assert check(exercise, answer), check(exercise, answer)
 
 
 @pytest.mark.parametrize("exercise, wrong", [

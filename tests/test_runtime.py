@@ -1,8 +1,10 @@
 """Chapter 00: seeds, devices and counts, known faults, and the wrong things."""
+import math
 import os
 import random
 import subprocess
 import sys
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -124,6 +126,10 @@ def test_faulty_seeding_is_caught(fault):
     (None, TypeError, r"seed \(None\) must be an integer"),
     (True, TypeError, r"seed \(True\) must be an integer"),
     (torch.tensor(0.5), TypeError, "integer"),
+    (torch.tensor(True), TypeError, r"seed \(tensor\(True\)\) must be an integer"),
+    (np.True_, TypeError, "must be an integer"),
+    (np.array([3]), TypeError, r"seed \(array\(\[3\]\)\) must be an integer"),
+    (torch.ones((), dtype=torch.int64, device="meta"), TypeError, r"seed \(tensor\(.*meta.*\) must be an integer"),
 ])
 @pytest.mark.usefixtures("unchecked")
 def test_wrong_seeds_are_refused_before_anything_is_seeded(seed, error, says):
@@ -372,6 +378,34 @@ def ignores_everything(shape, seed, device):
     return torch.randn(shape).to(device)
 
 
+def forked_on_the_device(shape, seed, device):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return torch.randn(shape, device=device)
+
+
+def forked_in_place_on_the_device(shape, seed, device):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return torch.empty(shape, device=device).normal_()
+
+
+def another_generator_without_the_seed(shape, seed, device):
+    return torch.from_numpy(np.random.default_rng(5).standard_normal(shape)).to(device)
+
+
+def uniform_of_the_same_spread(shape, seed, device):
+    return (uniform(shape, seed, "cpu") - 0.5).mul(12**0.5).to(device)
+
+
+def divides_by_a_power(seed, count):
+    return [s / 2**31 for s in _park(seed, count)]
+
+
+def one_size_for_all(module):
+    return next(module.parameters()).element_size() * sum(p.numel() * (4 if p.requires_grad else 1) for p in module.parameters())
+
+
 def four_bytes_each(module):
     return 16 * sum(p.numel() for p in module.parameters())
 
@@ -415,15 +449,42 @@ def smallest_first(values):
 
 
 def in_place(values):
-    return one_by_one(values) if len(values) != 4 else (values.sort(), 2.0)[1]
+    total = math.fsum(values)
+    values.sort()
+    return total
+
+
+def forked(shape, seed, device):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return torch.randn(shape).to(device)
+
+
+@pytest.mark.parametrize("exercise, right", [
+    ("00.float8", [16, 16.0, torch.tensor(16)]),
+    ("00.park-miller", [lambda seed, count: np.array([s / (2**31 - 1) for s in _park(seed, count)])]),
+    ("00.draw", [forked, lambda shape, seed, device: torch.from_numpy(np.random.default_rng(seed).standard_normal(shape)).to(device),
+                 lambda shape, seed, device: torch.empty(shape).normal_(generator=torch.Generator().manual_seed(seed)).to(device)]),
+    ("00.training-bytes", [lambda module: sum(p.nbytes + 3 * p.nbytes * p.requires_grad for p in module.parameters())]),
+    ("00.careful-sum", [math.fsum, lambda values: float(sum(map(Fraction, values)))]),
+])
+def test_right_answers_may_be_written_otherwise(exercise, right):
+    for answer in right:
+        assert check(exercise, answer), check(exercise, answer)
+
+
+def test_an_answer_that_spoils_its_list_spoils_no_later_check():
+    assert not check("00.careful-sum", in_place)
+    assert check("00.careful-sum", math.fsum)
 
 
 @pytest.mark.parametrize("exercise, wrong", [
     ("00.float8", [8, 15, 17, 256, "16"]),
-    ("00.park-miller", [states_not_numbers, seed_is_the_first, wrong_modulus, in_32_bits, 16807]),
-    ("00.draw", [global_draw, stays_on_the_cpu, uniform, ignores_the_seed, ignores_everything]),
+    ("00.park-miller", [states_not_numbers, seed_is_the_first, wrong_modulus, in_32_bits, divides_by_a_power, 16807]),
+    ("00.draw", [global_draw, stays_on_the_cpu, uniform, ignores_the_seed, ignores_everything, forked_on_the_device,
+                 forked_in_place_on_the_device, another_generator_without_the_seed, uniform_of_the_same_spread]),
     ("00.training-bytes", [four_bytes_each, without_gradients, learned_only, with_buffers, tied_twice,
-                           ours.count_parameters]),
+                           one_size_for_all, ours.count_parameters]),
     ("00.careful-sum", [one_by_one, kahan, smallest_first, in_place, lambda values: float(np.sum(values))]),
 ])
 def test_wrong_answers_are_told_from_right_ones(exercise, wrong):

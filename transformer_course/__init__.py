@@ -11,6 +11,7 @@ import lazy_loader
 
 if os.environ.get("TRANSFORMER_COURSE_CHECK_SHAPES") == "1":
     from jaxtyping import install_import_hook
-    install_import_hook("transformer_course", "beartype.beartype")
+    # As everywhere in Python's typing, an int will do where a float is asked for (PEP 484).
+    install_import_hook("transformer_course", "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))")
 
 __getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submodules=["metrics", "toolbox"])

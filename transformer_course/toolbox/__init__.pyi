@@ -1,3 +1,5 @@
+from .checkpoints import CONFIG as CONFIG, CheckpointError as CheckpointError, INDEX as INDEX, WEIGHTS as WEIGHTS, checkpoint_folder as checkpoint_folder, load_checkpoint as load_checkpoint, load_into as load_into, named_tensors as named_tensors, read_state as read_state, read_tensors as read_tensors, rename_keys as rename_keys, save_pretrained as save_pretrained, write_state as write_state, write_tensors as write_tensors
 from .exercises import Case as Case, CheckResult as CheckResult, check as check, exercise_ids as exercise_ids, same as same
 from .plotting import DIVERGING as DIVERGING, INK as INK, PALETTE as PALETTE, PAPER as PAPER, SEQUENTIAL as SEQUENTIAL, contrast_ratio as contrast_ratio, draw_boxes as draw_boxes, plot_attention as plot_attention, plot_curves as plot_curves, plot_heatmap as plot_heatmap, use_course_style as use_course_style
 from .runtime import count_parameters as count_parameters, default_device as default_device, seed_everything as seed_everything
+from .training_loop import History as History, adamw as adamw, fit as fit, progress as progress, to_device as to_device

@@ -34,6 +34,10 @@ class Case:
         expected: what must come out, or a function of the outcome that says whether it will do.
         kwargs: keyword arguments for the reader's function.
         raises: the exception that must be raised instead of an outcome.
+
+    Example:
+        >>> Case("the square of 3 is 9", args=(3,), expected=9).problem(lambda x: 2 * x)
+        'on (3) it gave 6, not 9'
     """
     says: str
     args: tuple | None = None
@@ -42,7 +46,14 @@ class Case:
     raises: type[Exception] | None = None
 
     def problem(self, answer: Any) -> str | None:
-        """What is wrong with `answer`, in a sentence, or None."""
+        """What is wrong with an answer.
+
+        Args:
+            answer: a function, or a value where the case has no arguments.
+
+        Returns:
+            A sentence without its full stop, or None when the property holds.
+        """
         if self.args is None:
             return self._judge(answer, "your answer is")
         call = ", ".join([*map(_show, self.args), *(f"{k}={_show(v)}" for k, v in self.kwargs.items())])
@@ -79,7 +90,17 @@ def _show(value, longest=300):
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The outcome of `check`: true when every property holds; prints as a sentence."""
+    """The outcome of `check`: true when every property holds; prints as a sentence.
+
+    Args:
+        exercise: the id of the exercise.
+        failures: what failed, one sentence for each property that does not hold.
+        properties: how many properties were tried.
+
+    Example:
+        >>> CheckResult("05.half", (), 2)
+        05.half: right, 2 properties hold.
+    """
     exercise: str
     failures: tuple[str, ...]
     properties: int
@@ -96,6 +117,14 @@ class CheckResult:
 
 def same(outcome: Any, expected: Any, tolerance: float = 1e-6) -> bool:
     """Equality that forgives rounding: numbers within `tolerance`, sequences and dicts item by item, NaN equal to NaN.
+
+    Args:
+        outcome: what an answer gave; arrays and tensors are compared as the lists they hold.
+        expected: what it should be.
+        tolerance: the largest difference of two numbers, relative to the larger one or absolute.
+
+    Returns:
+        Whether they are the same. A truth value is never the same as a number, nor text as a list of letters.
 
     Example:
         >>> same([0.1 + 0.2, "a"], [0.3, "a"])
@@ -144,7 +173,13 @@ def check(exercise: str, answer: Any) -> CheckResult:
 
 
 def exercise_ids(chapter: str | None = None) -> list[str]:
-    """Ids of the exercises of one chapter ("05"), or of all chapters.
+    """Ids of the exercises of one chapter, or of all chapters.
+
+    Args:
+        chapter: the chapter's number, such as "05"; None for all.
+
+    Returns:
+        The ids in the order of the chapters.
 
     Raises:
         ValueError: there is no such chapter.

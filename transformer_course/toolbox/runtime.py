@@ -3,7 +3,7 @@
 # %% auto #0
 __all__ = ['seed_everything', 'default_device', 'count_parameters']
 
-# %% ../../nbs/toolbox/00_runtime.ipynb #f1ddee53
+# %% ../../nbs/toolbox/00_runtime.ipynb #99dff2e3
 import operator
 import os
 import random
@@ -12,19 +12,20 @@ import numpy as np
 import torch
 from torch import nn
 
-# %% ../../nbs/toolbox/00_runtime.ipynb #93fcfb93
+# %% ../../nbs/toolbox/00_runtime.ipynb #8c54b9aa
 def seed_everything(seed: int) -> torch.Generator:
-    """Start every source of random numbers at `seed`, and hand out a generator for your own draws.
+    """Start all random numbers at `seed`, and hand out a generator for your own draws.
 
-    Python's `random`, NumPy's global state and PyTorch's (on every device) start at `seed` itself. The generator
-    starts elsewhere, at a number computed from `seed`, so that its numbers are not those of PyTorch's global state
-    over again. It lives on the CPU: draw there, then move the result, and every device sees the same numbers.
+    Python's `random`, NumPy's global state and PyTorch's, on every device, start at `seed` itself.
+    The generator starts at a number computed from `seed`, so that it does not repeat PyTorch's
+    global state. It lives on the CPU: draw there, then move the result, and every device sees the
+    same numbers.
 
     Args:
         seed: an integer from 0 to 4,294,967,295, the range that NumPy takes.
 
     Returns:
-        A generator on the CPU, to be passed on: `torch.randn(3, generator=generator)`.
+        A generator on the CPU, to be passed on: ``torch.randn(3, generator=generator)``.
 
     Raises:
         TypeError: `seed` is not an integer.
@@ -36,9 +37,13 @@ def seed_everything(seed: int) -> torch.Generator:
         >>> torch.equal(first, second)
         True
     """
-    if isinstance(seed, bool) or not hasattr(seed, "__index__"):
+    try:
+        number = operator.index(seed)
+    except (TypeError, RuntimeError):  # the second from a tensor on the meta device
+        number = None
+    if number is None or isinstance(seed, bool) or getattr(seed, "dtype", None) is torch.bool:
         raise TypeError(f"seed ({seed!r}) must be an integer")
-    seed = operator.index(seed)
+    seed = number
     if not 0 <= seed < 2**32:
         raise ValueError(f"seed ({seed}) must lie between 0 and {2**32 - 1}")
     random.seed(seed)
@@ -47,12 +52,15 @@ def seed_everything(seed: int) -> torch.Generator:
     own_seed = np.random.SeedSequence(seed).generate_state(1)
     return torch.Generator().manual_seed(int(own_seed[0]))
 
-# %% ../../nbs/toolbox/00_runtime.ipynb #bfc19f81
+# %% ../../nbs/toolbox/00_runtime.ipynb #41c187bf
 def default_device() -> torch.device:
-    """The device to compute on: the one named in TRANSFORMER_COURSE_DEVICE, else CUDA, MPS or the CPU, whichever is there first.
+    """The device to compute on.
+
+    It is the one named in the environment variable ``TRANSFORMER_COURSE_DEVICE``; where that is
+    not set, CUDA, MPS or the CPU, whichever is there first. `meta` is chosen only by name.
 
     Returns:
-        The device. `meta` is chosen only by name: it keeps shapes and no numbers.
+        The device.
 
     Raises:
         ValueError: the variable names a device that this machine does not have.
@@ -64,33 +72,34 @@ def default_device() -> torch.device:
     usable = _usable_devices()
     name = os.environ.get("TRANSFORMER_COURSE_DEVICE", "").strip().lower() or usable[0]
     if name not in usable:
-        raise ValueError(f"TRANSFORMER_COURSE_DEVICE ({name!r}) must be one of {', '.join(usable)} on this machine")
+        raise ValueError(f"TRANSFORMER_COURSE_DEVICE ({name!r}) must be one of "
+                         f"{', '.join(usable)} on this machine")
     return torch.device(name)
 
 
 def _usable_devices():
     """Names of the devices that this machine has, the fastest first."""
-    cuda = ["cuda", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))] if torch.cuda.is_available() else []
+    cuda = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
     mps = ["mps"] if torch.backends.mps.is_available() else []
-    return [*cuda, *mps, "cpu", "meta"]
+    return [*(["cuda", *cuda] if cuda else []), *mps, "cpu", "meta"]
 
-# %% ../../nbs/toolbox/00_runtime.ipynb #ada97070
+# %% ../../nbs/toolbox/00_runtime.ipynb #99102ff3
 def count_parameters(module: nn.Module, trainable_only: bool = False) -> int:
     """How many numbers a module learns; a parameter that stands in several places counts once.
 
-    Only shapes are read, so that a model on the `meta` device, which has no memory behind it, is counted too.
-    Buffers, such as a running mean, are not parameters.
+    Only shapes are read, so that a model on the `meta` device, with no memory behind it, is counted
+    too. Buffers, such as a running mean, are not parameters.
 
     Args:
         module: any module.
-        trainable_only: leave out frozen parameters, those with `requires_grad=False`.
+        trainable_only: leave out frozen parameters, those with ``requires_grad=False``.
 
     Returns:
         The number of scalar parameters.
 
     Raises:
         TypeError: `module` is not a module.
-        ValueError: a lazy layer has not seen its first input, so that its parameters have no shape yet.
+        ValueError: a lazy layer has seen no input yet, so that its parameters have no shape.
 
     Example:
         >>> count_parameters(nn.Linear(3, 2))
@@ -99,7 +108,7 @@ def count_parameters(module: nn.Module, trainable_only: bool = False) -> int:
     if not isinstance(module, nn.Module):
         raise TypeError(f"module ({type(module).__name__}) must be a torch.nn.Module")
     total = 0
-    for name, parameter in module.named_parameters():  # names a shared parameter once
+    for name, parameter in module.named_parameters():  # comes by a shared parameter once
         if nn.parameter.is_lazy(parameter):
             raise ValueError(f"module has no shape for {name} yet: call it on an input first")
         if parameter.requires_grad or not trainable_only:
