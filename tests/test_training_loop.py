@@ -399,6 +399,18 @@ def test_the_model_trains_in_training_mode_and_comes_back_in_eval_mode():
     assert not model.training and all(parameter.grad is None for parameter in model.parameters())
 
 
+def test_mixed_precision_lives_in_the_loss():
+    def loss(model, batch):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            value = loss_of(model, batch)
+        kinds.append(model[0].weight.dtype)
+        return value
+
+    kinds, model = [], make_model(0)
+    history = fit(model, batches_of(), loss, adamw(model, 0.05), epochs=20)
+    assert set(kinds) == {torch.float32} and history.losses[-1] < history.losses[0]
+
+
 # Validation --------------------------------------------------------------------------------------------------------
 
 def test_validation_is_recorded_and_leaves_no_trace():
@@ -505,6 +517,7 @@ def test_a_run_goes_on_bit_for_bit_wherever_it_was_stopped(tmp_path, stop, how, 
     assert straight == resumed
     assert part.interrupted and len(part.losses) == stop + made == rest.resumed_at
     assert not rest.interrupted and len(rest.losses) == 13
+    assert rest.seconds[:stop + made] == part.seconds and list(rest.seconds) == sorted(rest.seconds)  # time goes on, too
 
 
 @pytest.mark.parametrize("stop", [4, 8])
@@ -598,6 +611,17 @@ def test_a_finished_run_is_not_made_again_and_can_be_made_longer(tmp_path):
         if epochs == 4:
             assert long == everything(model, steps, rates, history)
     assert len(history.losses) == 20 and not model.training
+
+
+@pytest.mark.parametrize("first", [3, 5, 7])
+def test_more_steps_go_on_where_fewer_ended(tmp_path, first):
+    """In the middle of an epoch or at its end."""
+    model, batches, steps, rates = settings("DataLoader", "AdamW, fused", "cosine", seed=1)
+    straight = everything(model, steps, rates, fit(model, batches, loss_of, steps, rates, steps=13))
+    for seed, count in ((1, first), (2, 13)):
+        model, batches, steps, rates = settings("DataLoader", "AdamW, fused", "cosine", seed)
+        history = fit(model, batches, loss_of, steps, rates, steps=count, checkpoint=tmp_path)
+    assert history.resumed_at == first and straight == everything(model, steps, rates, history)
 
 
 def test_interrupted_without_a_checkpoint(tmp_path):
