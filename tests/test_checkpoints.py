@@ -296,6 +296,12 @@ class Extra(nn.Linear):
         return "notes"
 
 
+class ExtraTensor(Extra):
+    """What is copied into this state would be lost: it is made anew each time."""
+    def get_extra_state(self):
+        return torch.ones(2)
+
+
 class Callable:
     def __repr__(self):
         return "a function"
@@ -307,9 +313,16 @@ class Callable:
     (Tagger(), Config, {}, TypeError, r"config \(type\) must be"),
     (Tagger(), {"width": 5, "hook": Callable()}, {}, TypeError, r"config\['hook'\] cannot be written as JSON"),
     (Tagger(), {"eps": float("nan")}, {}, TypeError, r"config\['eps'\] cannot be written as JSON"),
-    (Tagger(), {}, {"max_shard_bytes": 0}, ValueError, r"max_shard_bytes \(0\) must be positive"),
+    (Tagger(), {}, {"max_shard_bytes": 0}, ValueError, r"max_shard_bytes \(0\) must be a positive whole number"),
+    (Tagger(), {}, {"max_shard_bytes": "5GB"}, ValueError, r"max_shard_bytes \('5GB'\) must be a positive whole number"),
+    (Tagger(), {1: 2}, {}, TypeError, "config has the key 1, but its keys must be texts"),
+    (Tagger(), {"labels": {1: "a", "1": "b"}}, {}, TypeError, r"config\['labels'\] cannot be written as JSON: .*'1' is there twice"),
+    (Tagger(), {"name": "\ud800"}, {}, TypeError, r"config\['name'\] cannot be written as JSON"),
+    ({"w": torch.ones(1)}, {}, {}, TypeError, r"module \(dict\) must be a torch.nn.Module"),
+    (nn.LazyLinear(2), {}, {}, ValueError, "weight has no shape yet: call the module once"),
+    (nn.Linear(2, 2, dtype=torch.complex128), {}, {}, ValueError, "model.safetensors cannot be written as safetensors: torch.complex128"),
     (nn.Linear(2, 2, device="meta"), {}, {}, ValueError, "weight is a meta tensor"),
-    (Extra(2, 2), {}, {}, TypeError, "_extra_state is a str: only tensors can be saved"),
+    (Extra(2, 2), {}, {}, TypeError, r"_extra_state \(str\) is no parameter or buffer"),
 ])
 def test_what_cannot_be_saved_is_refused_and_leaves_the_old(tmp_path, module, config, options, error, says):
     old = randomized(Tagger())
@@ -318,6 +331,19 @@ def test_what_cannot_be_saved_is_refused_and_leaves_the_old(tmp_path, module, co
         save_pretrained(module, config, tmp_path, **options)
     config, tensors = load_checkpoint(tmp_path)
     assert config == {"old": 1} and equal(tensors, named_tensors(old)) and len(os.listdir(tmp_path)) == 2
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("tensors, error, says", [
+    ({"w": [1.0]}, TypeError, "w is a list, not a tensor"), ({3: torch.ones(1)}, TypeError, "tensors has the name 3"),
+    ({"w": torch.eye(2).to_sparse()}, ValueError, "w is a torch.sparse_coo tensor"),
+    ({"w": torch.ones(1, dtype=torch.complex128)}, ValueError, "cannot be written as safetensors: torch.complex128"),
+    ({"__metadata__": torch.ones(1)}, ValueError, "__metadata__ would be taken for the file's metadata"),
+])
+def test_tensors_that_cannot_be_written_are_named(tmp_path, tensors, error, says):
+    with pytest.raises(error, match=says):
+        write_tensors(tensors, tmp_path / "file")
+    assert not os.listdir(tmp_path)
 
 
 def test_a_file_is_no_folder(tmp_path):
@@ -368,6 +394,13 @@ def test_arrays_and_their_numbers_become_plain(tmp_path):
     assert read_state(tmp_path / "file") == {"a": [0, 1, 2], "b": 0.5, "c": float("inf")}
 
 
+def test_a_state_that_is_too_deep_is_refused(tmp_path):
+    endless = []
+    endless.append(endless)
+    with pytest.raises(ValueError, match="state is nested too deeply, or holds itself"):
+        write_state(endless, tmp_path / "file")
+
+
 def test_a_state_is_a_copy(tmp_path):
     write_state(torch.ones(2), tmp_path / "file")
     state = read_state(tmp_path / "file")
@@ -380,7 +413,8 @@ def test_a_state_is_a_copy(tmp_path):
 @pytest.mark.parametrize("state, says", [
     ({"hooks": [1, len]}, "state.hooks.1 is a builtin_function_or_method"), ({"a": {1, 2}}, "state.a is a set"),
     (object(), "state is a object"), ({"a": b"bytes"}, "state.a is a bytes"), ({len: 1}, "state is a builtin"),
-    ({"a": 1j}, "state.a is a complex")])
+    ({"a": 1j}, "state.a is a complex"),
+    ({"a": np.array([[1j]])}, "state.a.0.0 is a complex")])
 def test_what_is_no_state_is_named(tmp_path, state, says):
     write_state([1], tmp_path / "file")
     with pytest.raises(TypeError, match=re.escape(says)):
@@ -557,6 +591,7 @@ SHARDS = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
     ({"head.bias": "a\0.safetensors"}, "puts head.bias in"),
     ({"head.bias": "pytorch_model.bin"}, "puts head.bias in 'pytorch_model.bin'"),
     ({"head.bias": 1}, "puts head.bias in 1"),
+    ({"head.bias": "a" * 5000 + ".safetensors"}, "there is no such file (File name too long)"),
     ({"head.bias": None}, "puts head.bias in None"),
     ({"head.bias": SHARDS[0]}, f"{SHARDS[0]}: head.bias is not here, but the index puts it in {SHARDS[0]}"),
     ({"embed.weight": SHARDS[1]}, f"{SHARDS[0]}: embed.weight is here, but the index puts it in {SHARDS[1]}"),
@@ -658,6 +693,10 @@ def variants(source):
                                      ["kind: head.bias is torch.int64, not torch.float32"]),
         "floats for whole numbers": ({**good, "steps": torch.tensor(0.5)}, ["kind: steps is torch.float32, not torch.int64"]),
         "booleans": ({**good, "head.bias": torch.ones(3, dtype=torch.bool)}, ["kind: head.bias is torch.bool"]),
+        "no tensor": ({**good, "head.bias": [0.0] * 3}, ["no numbers: head.bias is a list, not a tensor"]),
+        "a meta tensor": ({**good, "head.bias": torch.ones(3, device="meta")}, ["no numbers: head.bias is a meta tensor"]),
+        "a number that is too large": ({**good, "head.bias": torch.full((3,), 1e300, dtype=torch.float64)},
+                                       ["range: head.bias has numbers that torch.float32 cannot hold"]),
         "complex numbers": ({**good, "head.bias": torch.ones(3, dtype=torch.complex64)}, ["kind: head.bias is torch.complex64"]),
         "a buffer that is not saved": ({**good, "mask": torch.ones(2)}, ["unexpected: mask"]),
         "everything": ({"x": torch.zeros(1), "y": torch.zeros(1)}, ["missing: embed.weight", "missing: norm.weight",
@@ -757,6 +796,49 @@ def test_tied_names():
     load_into(module, {**once, "embed.weight": odd, "head.weight": odd.clone()})  # NaN, and the same
 
 
+def test_tied_names_agree_in_every_number():
+    module, once = Tied(), named_tensors(randomized(Tied()))
+    odd, even = torch.full((7, 5), float("nan")), torch.zeros(7, 5)
+    with pytest.raises(CheckpointError, match="tied: head.weight differs"):
+        load_into(module, {**once, "embed.weight": odd, "head.weight": even})
+
+
+class Expanded(nn.Linear):
+    def __init__(self):
+        super().__init__(2, 1)
+        self.register_buffer("rows", torch.zeros(1).expand(3))
+        self.register_buffer("ids", torch.arange(3.0).expand(1, -1))  # its memory is all its own
+
+
+def test_what_cannot_be_written_to_is_known_before():
+    module = Expanded()
+    before = state(module)
+    with pytest.raises(CheckpointError, match="read only: rows") as caught:
+        load_into(module, {name: torch.ones_like(value) for name, value in before.items()})
+    assert len(str(caught.value).splitlines()) == 2 and equal(state(module), before)
+
+
+@pytest.mark.parametrize("source, place, value, fits", [
+    (torch.float32, torch.float16, 65504.0, True), (torch.float32, torch.float16, 65520.0, False),
+    (torch.float32, torch.float16, float("inf"), True), (torch.float32, torch.bfloat16, 1e38, True),
+    (torch.int64, torch.uint8, 255, True), (torch.int64, torch.uint8, 256, False), (torch.int64, torch.uint8, -1, False),
+    (torch.uint8, torch.int8, 128, False), (torch.int8, torch.int64, -128, True)])
+def test_a_number_is_never_made_another(source, place, value, fits):
+    module = nn.Module()
+    module.register_buffer("x", torch.zeros(2, dtype=place))
+    try:
+        load_into(module, {"x": torch.tensor([0, value], dtype=source)})
+    except CheckpointError as error:
+        assert not fits and "range: x has numbers that" in str(error) and not module.x.any()
+    else:
+        assert fits and module.x[1] == value or place == torch.bfloat16
+
+
+def test_an_extra_state_is_refused():
+    with pytest.raises(TypeError, match=r"_extra_state \(Tensor\) is no parameter or buffer"):
+        load_into(ExtraTensor(2, 2), {"weight": torch.ones(2, 2), "bias": torch.ones(2), "_extra_state": torch.zeros(2)})
+
+
 def test_a_module_without_memory_is_refused():
     with pytest.raises(CheckpointError, match="no memory: weight is on the meta device"):
         load_into(nn.Linear(2, 2, device="meta"), state(nn.Linear(2, 2)))
@@ -774,6 +856,13 @@ def test_renaming():
     with pytest.raises(ValueError, match=r"table\['a.\{\}'\] \('b'\) must have as many \{\} as its key"):
         rename_keys([], {"a.{}": "b"})
     assert rename_keys(["a", "b"], {"a": None, "b": None}) == {"a": None, "b": None}
+    assert rename_keys(["a.1", "a.\u0663"], {"a.{}": "{b}.{}"}) == {"a.1": "{b}.1", "a.\u0663": "a.\u0663"}  # braces; foreign digits
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_row_must_lead_to_a_name():
+    with pytest.raises(TypeError, match=r"table\['a'\] \(3\) must be a name or None"):
+        rename_keys(["a"], {"a": 3})
 
 
 def test_dropped_on_purpose_is_not_unexpected():
@@ -832,7 +921,7 @@ def test_the_hubs_errors_are_ours(hub, monkeypatch):
         load_checkpoint("owner/name")
 
 
-@pytest.mark.parametrize("name", ["/no/such/folder", "./folder", "../folder", "a/b/c", "", "a//b", "~/model", Path("owner/name")])
+@pytest.mark.parametrize("name", ["/no/such/folder", "./folder", "../folder", "a/b/c", "", "a//b", "~/model", "a" * 300, Path("owner/name")])
 def test_a_path_is_not_taken_for_a_hub_id(hub, tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(CheckpointError, match="there is no such folder|there is no such file"):
@@ -943,12 +1032,29 @@ def common_names_only(checkpoints):
     return {n: torch.stack([c[n].float() for c in checkpoints]).mean(0).to(checkpoints[0][n].dtype) for n in names}
 
 
+def only_weights(name):
+    return name.endswith(".safetensors") and name == os.path.basename(name) and no_dots(name.replace("..", "."))
+
+
+def through_float16(checkpoints):
+    return {n: t.to(checkpoints[0][n].dtype) for n, t in always_float32([{k: v.half() for k, v in c.items()} for c in checkpoints]).items()}
+
+
+def counts_the_names(checkpoints):
+    if any(len(c) != len(checkpoints[0]) for c in checkpoints):
+        raise ValueError
+    common = set.intersection(*(set(c) for c in checkpoints))
+    return {n: t.to(checkpoints[0][n].dtype) for n, t in always_float32([{k: c[k] for k in common} for c in checkpoints]).items()}
+
+
 @pytest.mark.parametrize("exercise, wrong", [
     ("03.bytes", [100 * 16 * 4 + 408, 2 * 3200 + 408, 3608 / 2, "3608", 3200 + 400 + 4]),
     ("03.shapes", [with_metadata, trusting, unpacking, reads_the_numbers, lambda data: {n: list(s) for n, s in trusting(data).items()},
                    lambda data: header(data, "big")]),
-    ("03.inside", [no_dots, not_absolute, basename, resolves, lambda name: True, lambda name: name.endswith(".safetensors")]),
-    ("03.average", [sums_in_place, in_half_precision, always_float32, running, common_names_only, lambda c: c[0]]),
+    ("03.inside", [no_dots, not_absolute, basename, resolves, lambda name: True, lambda name: name.endswith(".safetensors"),
+                   lambda name: no_dots(name.replace("..", "")), only_weights]),
+    ("03.average", [sums_in_place, in_half_precision, always_float32, running, common_names_only, lambda c: c[0],
+                    through_float16, counts_the_names]),
 ])
 def test_wrong_answers_are_told_from_right_ones(exercise, wrong):
     for answer in wrong:

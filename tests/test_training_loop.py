@@ -430,6 +430,12 @@ def test_validation_is_recorded_and_leaves_no_trace():
     assert history.validation == ((5, 7.0), (10, 7.0))  # at the end once, not twice
 
 
+@pytest.mark.parametrize("score, says", [(None, "NoneType"), ("0.5", "str"), (torch.ones(2), "Tensor")])
+def test_a_score_is_a_number(score, says):
+    with pytest.raises(TypeError, match=f"validate must return a number, not {says}"):
+        fit(make_model(), batches_of(), loss_of, validate=lambda model: score)
+
+
 # Stop and go on ----------------------------------------------------------------------------------------------------
 
 class Stop:
@@ -652,6 +658,51 @@ def test_the_first_interrupt_waits_for_the_step_and_the_second_does_not():
     assert torch.equal(weights(model), before) and not model.training
 
 
+@pytest.mark.usefixtures("python_handles_interrupts")
+@pytest.mark.parametrize("how", ["Ctrl-C", "raised"])
+@pytest.mark.parametrize("every", [2, 100])
+def test_an_interrupt_during_validation_loses_no_step(tmp_path, how, every):
+    def validate(model):
+        if how == "raised":
+            raise KeyboardInterrupt
+        os.kill(os.getpid(), signal.SIGINT)
+        return 1.0
+
+    model = make_model()
+    history = fit(model, batches_of(), loss_of, validate=validate, validate_every=every, checkpoint=tmp_path)
+    made = min(every, 5)
+    assert len(history.losses) == made == read_state(tmp_path / "run.safetensors")["rows"].shape[0] and not model.training
+    assert history.interrupted is (every == 2 or how == "raised") and len(history.validation) == (how == "Ctrl-C")
+    rest = fit(make_model(), batches_of(), loss_of, validate=lambda m: 2.0, validate_every=every, checkpoint=tmp_path)
+    assert len(rest.losses) == 5 and rest.validation[-1][0] == 5
+
+
+class Normed(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+
+
+@pytest.mark.parametrize("value, error", [(math.nan, FloatingPointError), (None, TypeError)])
+def test_a_step_that_fails_leaves_no_trace_in_the_buffers(value, error):
+    model = Normed()
+    before = {name: x.clone() for name, x in model.state_dict().items()}
+    with pytest.raises(error):
+        fit(model, batches_of(), lambda m, b: value and loss_of(m, b) * value if m(b[0]) is not None else None)
+    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+
+
+def test_buffers_go_on_too(tmp_path):
+    models = []
+    for stop in (None, 3):
+        torch.manual_seed(0)
+        model, stopper = Normed(), Stop(stop or 99, "raised in the loss", batches_of())
+        fit(model, stopper, stopper.loss, steps=7, checkpoint=tmp_path if stop else None)
+        models.append(model)
+    resumed = Normed()
+    assert fit(resumed, batches_of(), loss_of, steps=7, checkpoint=tmp_path).resumed_at == 2
+    assert all(torch.equal(a, b) for a, b in zip(models[0].state_dict().values(), resumed.state_dict().values()))
+
+
 def test_in_another_thread_signals_are_left_alone():
     results = []
     thread = threading.Thread(target=lambda: results.append(fit(make_model(), batches_of(), loss_of)))
@@ -708,6 +759,10 @@ def test_a_bad_gradient_does_not_reach_the_weights():
     (lambda m, b: loss_of(m, b).detach(), ValueError, "loss depends on no trainable parameter"),
     (lambda m, b: (loss_of(m, b), 0), ValueError, "loss counted 0.0 in step 1"),
     (lambda m, b: (loss_of(m, b), -1), ValueError, "loss counted -1.0 in step 1"),
+    (lambda m, b: (loss_of(m, b), None), TypeError, "loss must return a number as count, not None"),
+    (lambda m, b: (loss_of(m, b), loss_of(m, b)), TypeError, "loss must return a number as count, not tensor"),
+    (lambda m, b: loss_of(m, b) * 1j, ValueError, "floating-point sum or mean, not torch.complex64"),
+    (lambda m, b: loss_of(make_model(), b), ValueError, "loss depends on no parameter that the optimizer holds"),
     (lambda m, b: (loss_of(m, b), math.nan), ValueError, "loss counted nan in step 1"),
 ])
 def test_wrong_losses_are_refused(loss, error, says):
@@ -731,7 +786,19 @@ def of_another(make):
 @pytest.mark.parametrize("options, error, says", [
     ({"batches": []}, ValueError, "batches is empty"),
     ({"batches": iter([])}, ValueError, "batches is empty"),
-    ({"batches": 5}, TypeError, "not iterable"),
+    ({"batches": 5}, TypeError, r"batches \(int\) must be a list or another iterable"),
+    ({"batches": {"x": INPUTS}}, TypeError, r"batches \(dict\) must be"),
+    ({"model": None}, TypeError, r"model \(NoneType\) must be a torch.nn.Module"),
+    ({"loss": None}, TypeError, r"loss \(NoneType\) must be a function of model and batch"),
+    ({"validate": 3}, TypeError, r"validate \(int\) must be a function of model"),
+    ({"optimizer": torch.optim.AdamW}, TypeError, r"optimizer \(type\) must be a torch.optim.Optimizer"),
+    ({"max_grad_norm": "1"}, TypeError, r"max_grad_norm \(str\) must be a number"),
+    ({"checkpoint": __file__}, TypeError, r"checkpoint \(.*test_training_loop.py\) must be a folder, not a file"),
+    ({"steps": True}, ValueError, r"steps \(True\) must be a positive whole number"),
+    ({"schedule": lr_scheduler.StepLR}, ValueError, "schedule .* must be a scheduler or a function"),
+    ({"schedule": lambda step: -1.0}, ValueError, r"schedule gave -1.0 for step 1, not a factor of 0 or more"),
+    ({"schedule": lambda step: math.nan}, ValueError, "schedule gave nan for step 1"),
+    ({"schedule": lambda step: None}, ValueError, "schedule gave None for step 1"),
     ({"model": frozen()}, ValueError, r"model \(Sequential\) has no trainable parameters"),
     ({"model": nn.Tanh()}, ValueError, r"model \(Tanh\) has no trainable parameters"),
     ({"epochs": 1, "steps": 1}, ValueError, "give epochs or steps, not both"),
@@ -749,10 +816,10 @@ def of_another(make):
     ({"schedule": lr_scheduler.ReduceLROnPlateau(adamw(make_model()))}, ValueError, "schedule must not wait for a score"),
 ])
 def test_wrong_arguments_are_refused(options, error, says):
-    model = options.get("model", make_model())
+    model = options.get("model", make_model()) or make_model()
     before = [parameter.clone() for parameter in model.parameters()]
     with pytest.raises(error, match=says):
-        fit(**{"model": model, "batches": batches_of(), "loss": loss_of, **options})
+        fit(**{"model": model if "model" not in options else options["model"], "batches": batches_of(), "loss": loss_of, **options})
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters()))
 
 
@@ -781,6 +848,8 @@ def two_groups(model):
     (lambda: make_model().append(nn.Linear(1, 1)), adamw, lambda o: None, "doesn't match the size"),
     (make_model, two_groups, lambda o: None, "different number of parameter groups"),
     (make_model, adamw, SCHEDULES["cosine"], "only one of the two runs has a schedule with a state"),
+    (make_model, lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9), lambda o: None,
+     r"saved with \['AdamW'\], this run has \['SGD'\]"),
 ])
 def test_a_run_that_does_not_fit_is_refused_and_changes_nothing(saved, make, optimizer, schedule, says):
     model = make()
@@ -818,6 +887,29 @@ def test_something_else_in_the_file_is_refused(saved, state):
     write_state(state, saved)
     with pytest.raises(CheckpointError, match="run.safetensors: this run cannot go on from it"):
         fit(make_model(), batches_of(), loss_of, checkpoint=saved.parent)
+
+
+@pytest.mark.parametrize("key, value", [
+    ("epoch", -1), ("epoch", "x"), ("seen", 2.5), ("seen", -3), ("epoch", 10**30), ("validation", 5), ("validation", [3]),
+    ("random", 5), ("random", {"torch": torch.ones(3)}), ("random", {"numpy": {}}), ("random", {"python": [3, [1], None]}),
+    ("epoch_random", 5), ("rows", torch.ones(3)), ("rows", torch.ones(3, 2)), ("model", []), ("parts", [5]), ("kinds", None)])
+def test_a_state_that_makes_no_sense_changes_nothing(saved, key, value):
+    write_state({**read_state(saved), key: value}, saved)
+    model = make_model()
+    drawn = torch.get_rng_state(), random.getstate(), str(np.random.get_state())
+    optimizer = adamw(model)
+    unchanged(lambda: fit(model, batches_of(), loss_of, optimizer, epochs=2, checkpoint=saved.parent), model, optimizer,
+              CheckpointError, "run.safetensors: this run cannot go on from it")
+    assert torch.equal(drawn[0], torch.get_rng_state()) and drawn[1:] == (random.getstate(), str(np.random.get_state()))
+
+
+def test_what_cannot_be_saved_is_known_before_the_first_step(tmp_path):
+    model, asked = make_model(), []
+    optimizer = adamw(model)
+    optimizer.param_groups[0]["hook"] = len
+    with pytest.raises(TypeError, match="hook is a builtin"):
+        fit(model, (asked.append(1) or batch for batch in batches_of()), loss_of, optimizer, checkpoint=tmp_path)
+    assert not asked
 
 
 def test_what_cannot_be_saved_is_named(tmp_path):
@@ -908,6 +1000,16 @@ def patience_with(better=lambda loss, best: loss < best, reset=True, against_las
     return best_step
 
 
+def waits_for_steps(validation, patience):
+    best, best_loss = 0, math.inf
+    for step, loss in validation:
+        if loss < best_loss:
+            best, best_loss = step, loss
+        elif step - best >= patience:
+            break
+    return best, step
+
+
 @pytest.mark.parametrize("exercise, wrong", [
     ("04.steps", [7, 8, 33, 6, 12, "9"]),
     ("04.clip", [clip_with(own_norms, shorten), clip_with(one_norm, lambda n, m: m / n if n else 1.0),
@@ -918,7 +1020,7 @@ def patience_with(better=lambda loss, best: loss < best, reset=True, against_las
                      lambda s, w, t: min(s / w, schedule_with()(s, w, t))]),
     ("04.patience", [patience_with(better=lambda loss, best: loss <= best), patience_with(better=lambda loss, best: not loss >= best),
                      patience_with(reset=False), patience_with(against_last=True), patience_with(by_number=True),
-                     lambda v, p: (min(v, key=lambda pair: pair[1])[0], v[-1][0])]),
+                     lambda v, p: (min(v, key=lambda pair: pair[1])[0], v[-1][0]), waits_for_steps]),
 ])
 def test_wrong_answers_are_told_from_right_ones(exercise, wrong):
     for answer in wrong:

@@ -45,6 +45,8 @@ def exported():
             directives, body = _split(cell["source"])
             if _EXPORT & directives.keys():
                 module = directives[next(iter(_EXPORT & directives.keys()))] or f"{chapter.part}.{chapter.name}"
+                if "._" in module:  # private: not in the reference
+                    continue
                 for _, name in defined_names(body):
                     found[f"{PACKAGE}.{module}.{name}"] = chapter.docname
     return found

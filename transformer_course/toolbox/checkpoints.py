@@ -53,7 +53,8 @@ def read_tensors(path: str | os.PathLike) -> tuple[dict[str, Tensor], dict[str, 
             tensors = {name: file.get_tensor(name) for name in file.keys()}
             metadata = file.metadata() or {}
     except (SafetensorError, OSError, RuntimeError, ValueError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path}: {_looks_like(path)} ({error})") from error
+        says = f"{path}: {_looks_like(path)} ({str(error).partition(chr(10))[0]})"
+        raise CheckpointError(says) from error
     with open(path, "rb") as file:  # the library lets a name stand twice and takes the last one
         _json_object(file.read(int.from_bytes(file.read(8), "little")), path)
     return tensors, metadata
@@ -61,7 +62,11 @@ def read_tensors(path: str | os.PathLike) -> tuple[dict[str, Tensor], dict[str, 
 # %% ../../nbs/toolbox/03_checkpoints.ipynb #cell-020
 def _existing(path):
     """The path, if a file is there that may be read."""
-    if not path.is_file():
+    try:
+        found = path.is_file()
+    except OSError as error:  # a name that is too long
+        raise CheckpointError(f"{path}: there is no such file ({error.strerror})") from error
+    if not found:
         raise CheckpointError(f"{path}: there is no such file")
     if not os.access(path, os.R_OK):
         raise CheckpointError(f"{path}: may not be read")
@@ -103,7 +108,9 @@ def write_tensors(tensors: Mapping[str, Tensor], path: str | os.PathLike,
         metadata: text by key, to be kept in the header.
 
     Raises:
-        ValueError: a tensor has no numbers of its own (meta, sparse).
+        TypeError: a name is no text, or what it names no tensor.
+        ValueError: a tensor has no plain numbers (meta, sparse), the format does not know its kind
+            (complex128), a name is taken (`__metadata__`), or the header grows too large.
 
     Example:
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -122,17 +129,32 @@ def _write(tensors, path, metadata=None):
     """Write the file itself, with the permissions that a new file gets here."""
     plain, memory = {}, set()
     for name, tensor in tensors.items():
-        if tensor.is_meta or tensor.layout != torch.strided:
-            kind = "meta" if tensor.is_meta else tensor.layout
-            raise ValueError(f"{name} is a {kind} tensor, which has no plain numbers to write")
+        if not isinstance(name, str):
+            raise TypeError(f"tensors has the name {name!r}, which must be a text")
+        taken = "would be taken for the file's metadata" if name == "__metadata__" else None
+        if says := taken or _no_numbers(tensor):
+            raise (ValueError if isinstance(tensor, Tensor) else TypeError)(f"{name} {says}")
         tensor = tensor.detach().cpu().contiguous()
         place = tensor.untyped_storage().data_ptr()
         plain[name] = tensor.clone() if place in memory else tensor
         memory.add(place)
     path.touch()
     mode = path.stat().st_mode
-    save_file(plain, path, metadata={**(metadata or {}), "format": "pt"})
+    try:
+        save_file(plain, path, metadata={**(metadata or {}), "format": "pt"})
+    except (KeyError, SafetensorError) as error:  # an unknown dtype; a header beyond 100 MB
+        raise ValueError(f"{path.name} cannot be written as safetensors: {error}") from error
     path.chmod(mode)
+
+
+def _no_numbers(tensor):
+    """Why there are no numbers to copy; None if there are."""
+    if not isinstance(tensor, Tensor):
+        return f"is a {type(tensor).__name__}, not a tensor"
+    if tensor.is_meta or tensor.is_nested or tensor.layout != torch.strided:
+        kind = "meta" if tensor.is_meta else "nested" if tensor.is_nested else tensor.layout
+        return f"is a {kind} tensor, which has no plain numbers"
+    return None
 
 # %% ../../nbs/toolbox/03_checkpoints.ipynb #cell-031
 def write_state(state: Any, path: str | os.PathLike) -> None:
@@ -144,6 +166,7 @@ def write_state(state: Any, path: str | os.PathLike) -> None:
 
     Raises:
         TypeError: something else is in it; the message says where.
+        ValueError: it is nested too deeply or grows too large for the format.
 
     Example:
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -152,7 +175,10 @@ def write_state(state: Any, path: str | os.PathLike) -> None:
         {'step': 3, 7: (tensor([1., 1.]), None)}
     """
     tensors = {}
-    text = json.dumps(_pack(state, tensors, "state"))
+    try:
+        text = json.dumps(_pack(state, tensors, "state"))
+    except RecursionError:
+        raise ValueError("state is nested too deeply, or holds itself") from None
     write_tensors(tensors, path, {"state": text})
 
 # %% ../../nbs/toolbox/03_checkpoints.ipynb #cell-032
@@ -195,8 +221,9 @@ def _pack(value, tensors, name):
     if isinstance(value, (list, tuple)):
         items = [_pack(item, tensors, f"{name}.{at}") for at, item in enumerate(value)]
         return items if isinstance(value, list) else {"tuple": items}
-    value = value.tolist() if hasattr(value, "tolist") else value  # NumPy's
-    if value is None or isinstance(value, (bool, int, float, str, list)):
+    if hasattr(value, "tolist"):  # NumPy's
+        return _pack(value.tolist(), tensors, name)
+    if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise TypeError(f"{name} is a {type(value).__name__}: no tensor, number, text, list or dict")
 
@@ -225,20 +252,33 @@ def named_tensors(module: nn.Module) -> dict[str, Tensor]:
         share the module's memory.
 
     Raises:
-        TypeError: the module keeps something other than tensors in its state.
+        TypeError: `module` is no module, or keeps something other than tensors in its state.
+        ValueError: a lazy parameter has no shape yet.
 
     Example:
         >>> list(named_tensors(nn.Linear(3, 2)))
         ['weight', 'bias']
     """
     named, seen = {}, set()
-    for name, tensor in module.state_dict(keep_vars=True).items():  # a tied one is one object
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name} is a {type(tensor).__name__}: only tensors can be saved")
+    for name, tensor in _places(module).items():
         if id(tensor) not in seen:
             seen.add(id(tensor))
             named[name] = tensor.detach()
     return named
+
+
+def _places(module):
+    """The module's own tensors by all their names; a tied one is one object."""
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"module ({type(module).__name__}) must be a torch.nn.Module")
+    places = module.state_dict(keep_vars=True)
+    for name, tensor in places.items():
+        if name.rpartition(".")[2] == "_extra_state" or not isinstance(tensor, Tensor):
+            kind = type(tensor).__name__
+            raise TypeError(f"{name} ({kind}) is no parameter or buffer: only these can be saved")
+        if nn.parameter.is_lazy(tensor):
+            raise ValueError(f"{name} has no shape yet: call the module once")
+    return places
 
 # %% ../../nbs/toolbox/03_checkpoints.ipynb #cell-041
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
@@ -260,7 +300,7 @@ def save_pretrained(module: nn.Module, config: Any, folder: str | os.PathLike,
 
     Raises:
         TypeError: `config` is neither, or holds what JSON cannot.
-        ValueError: `max_shard_bytes` is not positive, or a tensor cannot be written.
+        ValueError: `max_shard_bytes` is not positive and whole, or a tensor cannot be written.
         CheckpointError: `folder` is a file.
 
     Example:
@@ -290,17 +330,20 @@ def _config_text(config):
     if not isinstance(settings, Mapping):
         raise TypeError(f"config ({type(config).__name__}) must be a dataclass or a dict")
     for key, value in settings.items():
+        if not isinstance(key, str):
+            raise TypeError(f"config has the key {key!r}, but its keys must be texts")
         try:
-            json.dumps({key: value}, allow_nan=False)
-        except (TypeError, ValueError) as error:
+            line = json.dumps({key: value}, allow_nan=False, ensure_ascii=False)
+            _json_object(line.encode("utf-8"), CONFIG)  # {1: "a", "1": "b"} would not come back
+        except (TypeError, ValueError, RecursionError) as error:
             raise TypeError(f"config[{key!r}] cannot be written as JSON: {error}") from None
     return json.dumps(dict(settings), indent=2, ensure_ascii=False) + "\n"
 
-
+# %% ../../nbs/toolbox/03_checkpoints.ipynb #bb18750e
 def _shards(tensors, max_bytes):
     """The tensors by file: in order, a new file whenever the next one would not fit."""
-    if max_bytes is not None and max_bytes <= 0:
-        raise ValueError(f"max_shard_bytes ({max_bytes}) must be positive")
+    if max_bytes is not None and (type(max_bytes) is not int or max_bytes < 1):
+        raise ValueError(f"max_shard_bytes ({max_bytes!r}) must be a positive whole number")
     groups, size = [{}], 0
     for name, tensor in tensors.items():
         if groups[-1] and max_bytes is not None and size + tensor.nbytes > max_bytes:
@@ -424,6 +467,8 @@ def checkpoint_folder(folder_or_repo_id: str | os.PathLike,
         True
     """
     folder, name = Path(folder_or_repo_id), str(folder_or_repo_id)
+    if len(folder.name) > 255:  # longer than a name may be
+        raise CheckpointError(f"{name}: there is no such folder")
     if folder.is_dir():
         return folder
     if folder.exists():
@@ -455,14 +500,14 @@ def rename_keys(names: Iterable[str], table: Mapping[str, str | None]) -> dict[s
 
     Args:
         names: the names in the files.
-        table: for names in files the names in the module, or None for what is dropped on purpose;
-            `{}` stands for a whole number on both sides. The first row that fits counts; a name
-            that no row fits stays as it is.
+        table: names in the module for names in files, or None for what is dropped on purpose; `{}`
+            is a whole number on both sides. The first row that fits counts; else a name stays.
 
     Returns:
         For each name in files the one in the module, or None, in the order of `names`.
 
     Raises:
+        TypeError: a row leads to something other than a name or None.
         ValueError: two names would become one, or a row has more `{}` on one side.
 
     Example:
@@ -471,15 +516,19 @@ def rename_keys(names: Iterable[str], table: Mapping[str, str | None]) -> dict[s
         {'layer.3.gamma': 'blocks.3.norm.weight', 'layer.3.ids': None}
     """
     for old, new in table.items():
+        if not isinstance(new, str | None):
+            raise TypeError(f"table[{old!r}] ({new!r}) must be a name or None")
         if new is not None and old.count("{}") != new.count("{}"):
             raise ValueError(f"table[{old!r}] ({new!r}) must have as many {{}} as its key")
-    rows = [(re.compile(re.escape(old).replace(r"\{\}", r"(\d+)")), new)
+    rows = [(re.compile(re.escape(old).replace(r"\{\}", "([0-9]+)")), new)
             for old, new in table.items()]
     renamed = {}
     for name in names:
         fits = ((found, new) for row, new in rows if (found := row.fullmatch(name)))
         found, new = next(fits, (None, name))
-        renamed[name] = new.format(*found.groups()) if found and new is not None else new
+        for number in found.groups() if found and new is not None else ():
+            new = new.replace("{}", number, 1)
+        renamed[name] = new
     for new, count in Counter(renamed.values()).items():
         if new is not None and count > 1:
             same = " and ".join(old for old in renamed if renamed[old] == new)
@@ -495,7 +544,8 @@ def load_into(module: nn.Module, tensors: Mapping[str, Tensor],
 
     Each name of the module must be given, and each tensor must have a place. Of tied names one is
     enough, and several must agree. Shapes must be equal, and so must the kinds of number: float,
-    whole, bool or complex (a bfloat16 may fill a float32).
+    whole, bool or complex (a bfloat16 may fill a float32). A number that the module's own kind
+    cannot hold is a problem too, so that 70000 does not become infinity in a float16.
 
     Args:
         module: filled in place, on its own device, in its own precision; what is tied stays tied.
@@ -505,6 +555,8 @@ def load_into(module: nn.Module, tensors: Mapping[str, Tensor],
 
     Raises:
         CheckpointError: lists every missing, unexpected and mismatched name.
+        TypeError: `module` is no module, or keeps something other than tensors in its state.
+        ValueError: `rename` is faulty, or a lazy parameter of the module has no shape yet.
 
     Example:
         >>> linear = nn.Linear(2, 1)
@@ -515,7 +567,7 @@ def load_into(module: nn.Module, tensors: Mapping[str, Tensor],
     """
     renamed = rename_keys(tensors, rename or {})
     given = {new: tensors[old] for old, new in renamed.items() if new is not None}
-    places = module.state_dict(keep_vars=True)  # tied names hold the same object
+    places = _places(module)
     problems = _problems(places, given, {new: old for old, new in renamed.items()})
     if problems:
         title = f"{source} does not fit {type(module).__name__}, which stays as it was:"
@@ -537,18 +589,49 @@ def _problems(places, given, old_names):
             problems.append(f"unexpected: {shown}")
         elif place.is_meta:
             problems.append(f"no memory: {shown} is on the meta device (see module.to_empty)")
+        elif not _is_writable(place):
+            problems.append(f"read only: {shown} is an expanded or an inference tensor")
+        elif says := _no_numbers(tensor):
+            problems.append(f"no numbers: {shown} {says}")
         elif tensor.shape != place.shape:
             problems.append(f"shape: {shown} is {tuple(tensor.shape)}, not {tuple(place.shape)}")
         elif _kind(tensor.dtype) != _kind(place.dtype):
             problems.append(f"kind: {shown} is {tensor.dtype}, not {place.dtype}")
-        else:
-            other = first.setdefault(id(place), tensor).to(place.dtype)
-            if not torch.equal(other.nan_to_num(), tensor.to(place.dtype).nan_to_num()):
-                problems.append(f"tied: {shown} differs from the other name of the same tensor")
+        elif not _holds(place.dtype, tensor):
+            problems.append(f"range: {shown} has numbers that {place.dtype} cannot hold")
+        elif not _same(first.setdefault(id(place), tensor), tensor, place.dtype):
+            problems.append(f"tied: {shown} differs from the other name of the same tensor")
     return problems
 
-
+# %% ../../nbs/toolbox/03_checkpoints.ipynb #cell-kinds
 def _kind(dtype):
     if dtype.is_floating_point:
         return "float"
     return "complex" if dtype.is_complex else "bool" if dtype == torch.bool else "whole"
+
+
+def _is_writable(place):
+    """Whether each of its numbers has a memory of its own that may be changed now."""
+    if place.is_inference() and not torch.is_inference_mode_enabled():
+        return False
+    return not any(size > 1 and step == 0 for size, step in zip(place.shape, place.stride()))
+
+
+def _holds(dtype, tensor):
+    """Whether numbers of this kind are not too large for `dtype` (infinity and NaN pass)."""
+    if _kind(dtype) in ("bool", "complex") or tensor.numel() == 0:
+        return True
+    limits = torch.finfo if dtype.is_floating_point else torch.iinfo
+    own, new = limits(tensor.dtype), limits(dtype)
+    if new.min <= own.min and own.max <= new.max:
+        return True
+    inside = (tensor >= max(own.min, new.min)) & (tensor <= min(own.max, new.max))
+    return bool((inside | ~tensor.isfinite()).all())
+
+
+def _same(first, second, dtype):
+    """Whether two tensors are the same numbers in `dtype`, NaN included."""
+    if first is second:  # not tied: nothing to compare with
+        return True
+    first, second = first.to(dtype), second.to(dtype)
+    return bool(((first == second) | (first != first) & (second != second)).all())

@@ -10,10 +10,11 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import islice
+from numbers import Integral, Real
 from operator import length_hint
 from pathlib import Path
 from typing import Any
@@ -156,13 +157,19 @@ def _checked(outcome):
     if not isinstance(value, Tensor):
         kind = type(value).__name__
         raise TypeError(f"loss must return a tensor or a pair (sum, count), not {kind}")
+    if isinstance(count, Tensor) and count.dim() == 0 and not count.requires_grad:
+        count = count.item()
+    if not isinstance(count, Real):
+        raise TypeError(f"loss must return a number as count, not {count!r}")
+    if not value.is_floating_point():
+        raise ValueError(f"loss must return a floating-point sum or mean, not {value.dtype}")
     if value.dim() > 0:
         raise ValueError(f"loss must return a scalar, not a tensor of shape {tuple(value.shape)}")
     if not value.requires_grad:
         raise ValueError("loss depends on no trainable parameter: was it detached?")
     return value, float(count)
 
-
+# %% ../../nbs/toolbox/04_training_loop.ipynb #e9ee058b
 def _gradients(model, group, loss, optimizer, max_grad_norm, step):
     """Compute and clip the gradient of a group of batches; return the loss and the norm."""
     parameters = [p for settings in optimizer.param_groups for p in settings["params"]]
@@ -176,9 +183,11 @@ def _gradients(model, group, loss, optimizer, max_grad_norm, step):
         value.backward()
     if not 0 < counted < math.inf:
         raise ValueError(f"loss counted {counted} in step {step}, but the sum is divided by that")
-    if counted != 1:
-        for parameter in (p for p in parameters if p.grad is not None):
-            parameter.grad /= counted
+    reached = [parameter for parameter in parameters if parameter.grad is not None]
+    if not reached:
+        raise ValueError("loss depends on no parameter that the optimizer holds")
+    for parameter in reached if counted != 1 else ():
+        parameter.grad /= counted
     bound = math.inf if max_grad_norm is None else max_grad_norm
     norm = nn.utils.clip_grad_norm_(parameters, bound).item()
     if not math.isfinite(norm):
@@ -212,6 +221,9 @@ class _Run:
         self.epoch = self.seen = self.resumed_at = 0  # seen: batches of this epoch
         self.rows, self.validation, self.resuming = [], [], False
         self.epoch_random = self.random = self.random_state()
+        own = {id(parameter) for parameter in model.parameters()}
+        state = model.state_dict(keep_vars=True).values()
+        self.buffers = [x for x in state if isinstance(x, Tensor) and id(x) not in own]
 
     def random_state(self):
         return {name: ask() for name, (ask, _) in self.sources.items()}
@@ -254,11 +266,16 @@ def _rest_of_epoch(run):
 # %% ../../nbs/toolbox/04_training_loop.ipynb #cell-039
 def _advance(run, group, loss, max_grad_norm, started):
     """Make one step."""
-    step = len(run.rows) + 1
-    value, norm = _gradients(run.model, group, loss, run.optimizer, max_grad_norm, step)
-    for settings in run.optimizer.param_groups if callable(run.schedule) else ():
-        base = settings.setdefault("initial_lr", settings["lr"])
-        settings["lr"] = base * run.schedule(step)
+    step, buffers = len(run.rows) + 1, [buffer.clone() for buffer in run.buffers]
+    try:
+        value, norm = _gradients(run.model, group, loss, run.optimizer, max_grad_norm, step)
+        factor = _factor(run.schedule, step)
+    except BaseException:  # as if the step had not been begun: batch norm keeps its means there
+        for buffer, before in zip(run.buffers, buffers):
+            buffer.copy_(before)
+        raise
+    for settings in run.optimizer.param_groups if factor is not None else ():
+        settings["lr"] = settings.setdefault("initial_lr", settings["lr"]) * factor
     rate = float(run.optimizer.param_groups[0]["lr"])
     run.optimizer.step()
     if isinstance(run.schedule, LRScheduler):
@@ -267,6 +284,17 @@ def _advance(run, group, loss, max_grad_norm, started):
     run.seen += len(group)
     run.random = run.random_state()
 
+# %% ../../nbs/toolbox/04_training_loop.ipynb #1376746b
+def _factor(schedule, step):
+    """What a function says is the factor on the rate in this step."""
+    if schedule is None or isinstance(schedule, LRScheduler):
+        return None
+    factor = schedule(step)
+    number = factor.item() if isinstance(factor, Tensor) and factor.numel() == 1 else factor
+    if not isinstance(number, Real) or not 0 <= number < math.inf:
+        raise ValueError(f"schedule gave {factor!r} for step {step}, not a factor of 0 or more")
+    return number
+
 
 def _score(run, validate):
     """Validate, and leave no trace of it in the training."""
@@ -274,7 +302,11 @@ def _score(run, validate):
     run.model.eval()
     try:
         with torch.no_grad():
-            run.validation.append((len(run.rows), float(validate(run.model))))
+            score = validate(run.model)
+        score = score.item() if isinstance(score, Tensor) and score.numel() == 1 else score
+        if not isinstance(score, Real):
+            raise TypeError(f"validate must return a number, not {type(score).__name__}")
+        run.validation.append((len(run.rows), float(score)))
     finally:
         run.model.train(training)
         run.set_random_state(run.random)
@@ -283,30 +315,54 @@ def _score(run, validate):
 _KEPT = ("epoch", "seen", "validation", "random", "epoch_random")
 
 
+def _kinds(run):
+    return [type(part).__name__ for part in run.parts]
+
+
 def _save(run, path):
     """Write all of a run into one file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_state({"model": named_tensors(run.model), "parts": [p.state_dict() for p in run.parts],
-                 "rows": torch.tensor(run.rows, dtype=torch.float64),
+                 "kinds": _kinds(run),
+                 "rows": torch.tensor(run.rows, dtype=torch.float64).reshape(-1, 4),
                  **{name: getattr(run, name) for name in _KEPT}}, path)
 
 
 def _load(run, path):
     """Put a saved run into this one; if something does not fit, nothing is changed."""
     state, before = read_state(path), [part.state_dict() for part in run.parts]
+    random_before = run.random_state()
     try:
-        kept, rows = {name: state[name] for name in _KEPT}, map(tuple, state["rows"].tolist())
-        if len(state["parts"]) != len(run.parts):
-            raise ValueError("only one of the two runs has a schedule with a state")
+        kept = _kept(run, state)
         for part, saved in zip(run.parts, state["parts"]):
             part.load_state_dict(saved)
         load_into(run.model, state["model"], source=path)
-    except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
+    except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError,
+            RuntimeError) as error:
         for part, saved in zip(run.parts, before):
             part.load_state_dict(saved)
         raise CheckpointError(f"{path}: this run cannot go on from it: {error}") from error
-    run.__dict__.update(kept, rows=list(rows), resuming=True)
+    finally:
+        run.set_random_state(random_before)
+    run.__dict__.update(kept, resuming=True)
     run.resumed_at = len(run.rows)
+
+# %% ../../nbs/toolbox/04_training_loop.ipynb #af1257a1
+def _kept(run, state):
+    """What the file says of the run itself, if that makes sense; it tries the random states."""
+    kept = {name: state[name] for name in _KEPT}
+    for name in ("epoch", "seen"):
+        if type(kept[name]) is not int or not 0 <= kept[name] < 2**62:
+            raise ValueError(f"{name} ({kept[name]!r}) must be a whole number")
+    if len(state["parts"]) != len(run.parts):
+        raise ValueError("only one of the two runs has a schedule with a state")
+    if state["kinds"] != _kinds(run):
+        raise ValueError(f"it was saved with {state['kinds']}, this run has {_kinds(run)}")
+    for name in ("epoch_random", "random"):
+        run.set_random_state(kept[name])
+    kept["validation"] = [(int(at), float(score)) for at, score in kept["validation"]]
+    return {**kept, "rows": [(loss, rate, norm, at) for loss, rate, norm, at in
+                             state["rows"].tolist()]}
 
 # %% ../../nbs/toolbox/04_training_loop.ipynb #cell-043
 @contextmanager
@@ -332,6 +388,7 @@ def _interrupt_between_steps():
 # %% ../../nbs/toolbox/04_training_loop.ipynb #cell-044
 def _make_steps(run, groups, step, after):
     """Go through the groups; return whether that was interrupted."""
+    finished = False
     run.model.train()
     with _interrupt_between_steps() as asked:
         try:
@@ -341,21 +398,47 @@ def _make_steps(run, groups, step, after):
                 groups.set_postfix(loss=f"{run.rows[-1][0]:.4f}", refresh=False)
                 if asked.is_set():
                     break
+            else:
+                after(end=True)
+                finished = True
         except KeyboardInterrupt:
             if asked.is_set():
                 raise
             asked.set()
         finally:
             run.optimizer.zero_grad()
+            run.model.zero_grad()  # what the optimizer does not hold
             run.model.eval()
             groups.close()
-    return asked.is_set()
+    return asked.is_set() and not finished
 
 # %% ../../nbs/toolbox/04_training_loop.ipynb #cell-046
+def _check_types(model, batches, loss, optimizer, max_grad_norm, validate, checkpoint):
+    """Refuse what is of the wrong type."""
+    can_iterate = hasattr(batches, "__iter__") or hasattr(batches, "__getitem__")
+    is_number = isinstance(max_grad_norm, Real) and not isinstance(max_grad_norm, bool)
+    is_free = checkpoint is None or not Path(checkpoint).exists() or Path(checkpoint).is_dir()
+    for right, name, value, wanted in [
+            (isinstance(model, nn.Module), "model", model, "a torch.nn.Module"),
+            (can_iterate and not isinstance(batches, (Mapping, str)), "batches", batches,
+             "a list or another iterable of batches"),
+            (callable(loss), "loss", loss, "a function of model and batch"),
+            (optimizer is None or isinstance(optimizer, Optimizer), "optimizer", optimizer,
+             "a torch.optim.Optimizer"),
+            (max_grad_norm is None or is_number, "max_grad_norm", max_grad_norm,
+             "a number or None"),
+            (validate is None or callable(validate), "validate", validate, "a function of model"),
+            (is_free, "checkpoint", checkpoint, "a folder, not a file")]:
+        if not right:
+            shown = value if name == "checkpoint" else type(value).__name__
+            raise TypeError(f"{name} ({shown}) must be {wanted}")
+
+# %% ../../nbs/toolbox/04_training_loop.ipynb #064cb3de
 def _check(model, batches, optimizer, schedule, max_grad_norm, counts):
     """Refuse what cannot be trained."""
     for name, count in counts.items():
-        if count is not None and (not isinstance(count, int) or count < 1):
+        is_whole = isinstance(count, Integral) and not isinstance(count, bool)
+        if count is not None and (not is_whole or count < 1):
             raise ValueError(f"{name} ({count!r}) must be a positive whole number")
     groups = optimizer.param_groups if optimizer is not None else ()
     held = {id(parameter) for settings in groups for parameter in settings["params"]}
@@ -368,7 +451,8 @@ def _check(model, batches, optimizer, schedule, max_grad_norm, counts):
             (not trainable, f"model ({type(model).__name__}) has no trainable parameters"),
             (optimizer is not None and not held & trainable,
              "optimizer holds none of the model's trainable parameters"),
-            (not is_scheduler and schedule is not None and not callable(schedule),
+            (not is_scheduler and schedule is not None
+             and (not callable(schedule) or isinstance(schedule, type)),
              f"schedule ({schedule!r}) must be a scheduler or a function of the step"),
             (isinstance(schedule, ReduceLROnPlateau), "schedule must not wait for a score"),
             (is_scheduler and schedule.optimizer is not optimizer,
@@ -399,14 +483,14 @@ def fit(model: nn.Module, batches: Iterable, loss: Callable[[nn.Module, Any], An
         accumulate: batches per step.
         validate: `validate(model)`, a number; called in eval mode, without gradients.
         validate_every: steps between validations; the last is at the end.
-        checkpoint: a folder; a run saved there goes on, and this one is saved there.
-        checkpoint_every: steps between saves; at the end and when interrupted it is saved too.
+        checkpoint: a folder; a run saved there goes on, at its own learning rate, and is saved.
+        checkpoint_every: steps between saves; it is saved at both ends and when interrupted too.
 
     Returns:
         What happened, step by step.
 
     Raises:
-        ValueError: what was passed cannot be trained, or batches ran out.
+        ValueError: what was passed cannot be trained (TypeError: a wrong type), or ran out.
         FloatingPointError: a loss or gradient is not finite; the weights stay as they were.
         CheckpointError: this run cannot go on from the one in the folder.
 
@@ -422,6 +506,7 @@ def fit(model: nn.Module, batches: Iterable, loss: Callable[[nn.Module, Any], An
 # %% ../../nbs/toolbox/04_training_loop.ipynb #cell-049
 def _fit(model, batches, loss, optimizer, schedule, max_grad_norm, validate, checkpoint, **counts):
     """The loop around the steps."""
+    _check_types(model, batches, loss, optimizer, max_grad_norm, validate, checkpoint)
     _check(model, batches, optimizer, schedule, max_grad_norm, counts)
     epochs, steps, accumulate = counts["epochs"], counts["steps"], counts["accumulate"]
     epochs = math.inf if steps else epochs or 1
@@ -430,12 +515,14 @@ def _fit(model, batches, loss, optimizer, schedule, max_grad_norm, validate, che
     path = None if checkpoint is None else Path(checkpoint, "run.safetensors")
     if path is not None and path.exists():
         _load(run, path)
+    elif path is not None:
+        _save(run, path)  # what cannot be saved is better known now than after the first hour
     started = time.perf_counter() - (run.rows[-1][3] if run.rows else 0.0)
 
     def step(group):
         _advance(run, group, loss, max_grad_norm, started)
 
-    def after(end=False):
+    def after(end=False):  # after each step, and once more at the end
         at, scored = len(run.rows), dict(run.validation)
         if validate and at not in scored and (end or at % counts["validate_every"] == 0):
             _score(run, validate)
@@ -446,9 +533,7 @@ def _fit(model, batches, loss, optimizer, schedule, max_grad_norm, validate, che
         steps = epochs * math.ceil(length_hint(run.batches) / accumulate)
     bar = progress(groups, desc="training", initial=len(run.rows), total=steps)
     interrupted = _make_steps(run, bar, step, after)
-    if not interrupted:
-        after(end=True)
-    elif path is not None:
+    if interrupted and path is not None:
         _save(run, path)
     return History(*map(tuple, zip(*run.rows)), validation=tuple(run.validation),
                    resumed_at=run.resumed_at, interrupted=interrupted)

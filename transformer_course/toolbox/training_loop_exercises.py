@@ -35,6 +35,7 @@ EXERCISES = {
         Case("the wait is for the best so far, not for the last", args=([(1, 1.0), (2, 3.0), (3, 2.0), (4, 0.5)], 2),
              expected=(1, 3)),
         Case("steps are not numbers of validations", args=([(100, 3.0), (200, 2.0), (300, 2.5)], 1), expected=(200, 300)),
+        Case("patience counts validations, not steps", args=([(100, 3.0), (200, 2.0), (300, 2.5), (400, 1.0)], 2), expected=(400, 400)),
         Case("an equal loss is no improvement", args=([(1, 2.0), (2, 2.0), (3, 1.0)], 1), expected=(1, 2)),
         Case("NaN is no improvement", args=([(1, 2.0), (2, _NAN), (3, _NAN), (4, 1.0)], 2), expected=(1, 3)),
         Case("NaN at the start is no best loss", args=([(1, _NAN), (2, 2.0), (3, 1.0)], 3), expected=(3, 3)),
