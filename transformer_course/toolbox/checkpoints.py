@@ -11,7 +11,7 @@ import re
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+
+from ._checkpoint_checks import _no_numbers, _problems
+from ._nested_state import _pack, _unpack
 
 # %% ../../nbs/toolbox/03_checkpoints.ipynb #cell-019
 class CheckpointError(ValueError):
@@ -146,16 +149,6 @@ def _write(tensors, path, metadata=None):
         raise ValueError(f"{path.name} cannot be written as safetensors: {error}") from error
     path.chmod(mode)
 
-
-def _no_numbers(tensor):
-    """Why there are no numbers to copy; None if there are."""
-    if not isinstance(tensor, Tensor):
-        return f"is a {type(tensor).__name__}, not a tensor"
-    if tensor.is_meta or tensor.is_nested or tensor.layout != torch.strided:
-        kind = "meta" if tensor.is_meta else "nested" if tensor.is_nested else tensor.layout
-        return f"is a {kind} tensor, which has no plain numbers"
-    return None
-
 # %% ../../nbs/toolbox/03_checkpoints.ipynb #cell-031
 def write_state(state: Any, path: str | os.PathLike) -> None:
     """Write nested dicts, lists and tuples of tensors, numbers and texts into one safetensors file.
@@ -206,39 +199,6 @@ def read_state(path: str | os.PathLike) -> Any:
     except (KeyError, ValueError, TypeError, RecursionError) as error:
         says = f"{path}: holds no state ({type(error).__name__}: {error})"
         raise CheckpointError(says) from error
-
-# %% ../../nbs/toolbox/03_checkpoints.ipynb #cell-033
-def _pack(value, tensors, name):
-    """`value` for JSON; each tensor goes into `tensors`, and its name stands in its place."""
-    if isinstance(value, Tensor):
-        while name in tensors:  # keys with dots in them can spell the same path
-            name += "'"
-        tensors[name] = value
-        return {"tensor": name}
-    if isinstance(value, Mapping):
-        return {"dict": [[_pack(key, tensors, name), _pack(item, tensors, f"{name}.{key}")]
-                         for key, item in value.items()]}
-    if isinstance(value, (list, tuple)):
-        items = [_pack(item, tensors, f"{name}.{at}") for at, item in enumerate(value)]
-        return items if isinstance(value, list) else {"tuple": items}
-    if hasattr(value, "tolist"):  # NumPy's
-        return _pack(value.tolist(), tensors, name)
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    raise TypeError(f"{name} is a {type(value).__name__}: no tensor, number, text, list or dict")
-
-
-def _unpack(value, tensors):
-    """The inverse of `_pack`."""
-    if isinstance(value, list):
-        return [_unpack(item, tensors) for item in value]
-    if not isinstance(value, dict):
-        return value
-    (kind, content), = value.items()
-    if kind == "tensor":
-        return tensors[content].clone()
-    items = _unpack(content, tensors)
-    return tuple(items) if kind == "tuple" else dict(items)
 
 # %% ../../nbs/toolbox/03_checkpoints.ipynb #cell-038
 def named_tensors(module: nn.Module) -> dict[str, Tensor]:
@@ -574,64 +534,3 @@ def load_into(module: nn.Module, tensors: Mapping[str, Tensor],
         raise CheckpointError("\n  ".join([title, *problems]))
     for name, tensor in given.items():
         places[name].copy_(tensor)
-
-# %% ../../nbs/toolbox/03_checkpoints.ipynb #cell-062
-def _problems(places, given, old_names):
-    """All that does not fit, one sentence each."""
-    filled = {id(places[name]) for name in given if name in places}
-    problems = [f"missing: {name}" for name, place in places.items() if id(place) not in filled]
-    first = {}
-    for name, tensor in given.items():
-        place, shown = places.get(name), name
-        if old_names[name] != name:
-            shown = f"{name} ({old_names[name]} in the file)"
-        if place is None:
-            problems.append(f"unexpected: {shown}")
-        elif place.is_meta:
-            problems.append(f"no memory: {shown} is on the meta device (see module.to_empty)")
-        elif not _is_writable(place):
-            problems.append(f"read only: {shown} is an expanded or an inference tensor")
-        elif says := _no_numbers(tensor):
-            problems.append(f"no numbers: {shown} {says}")
-        elif tensor.shape != place.shape:
-            problems.append(f"shape: {shown} is {tuple(tensor.shape)}, not {tuple(place.shape)}")
-        elif _kind(tensor.dtype) != _kind(place.dtype):
-            problems.append(f"kind: {shown} is {tensor.dtype}, not {place.dtype}")
-        elif not _holds(place.dtype, tensor):
-            problems.append(f"range: {shown} has numbers that {place.dtype} cannot hold")
-        elif not _same(first.setdefault(id(place), tensor), tensor, place.dtype):
-            problems.append(f"tied: {shown} differs from the other name of the same tensor")
-    return problems
-
-# %% ../../nbs/toolbox/03_checkpoints.ipynb #cell-kinds
-def _kind(dtype):
-    if dtype.is_floating_point:
-        return "float"
-    return "complex" if dtype.is_complex else "bool" if dtype == torch.bool else "whole"
-
-
-def _is_writable(place):
-    """Whether each of its numbers has a memory of its own that may be changed now."""
-    if place.is_inference() and not torch.is_inference_mode_enabled():
-        return False
-    return not any(size > 1 and step == 0 for size, step in zip(place.shape, place.stride()))
-
-
-def _holds(dtype, tensor):
-    """Whether numbers of this kind are not too large for `dtype` (infinity and NaN pass)."""
-    if _kind(dtype) in ("bool", "complex") or tensor.numel() == 0:
-        return True
-    limits = torch.finfo if dtype.is_floating_point else torch.iinfo
-    own, new = limits(tensor.dtype), limits(dtype)
-    if new.min <= own.min and own.max <= new.max:
-        return True
-    inside = (tensor >= max(own.min, new.min)) & (tensor <= min(own.max, new.max))
-    return bool((inside | ~tensor.isfinite()).all())
-
-
-def _same(first, second, dtype):
-    """Whether two tensors are the same numbers in `dtype`, NaN included."""
-    if first is second:  # not tied: nothing to compare with
-        return True
-    first, second = first.to(dtype), second.to(dtype)
-    return bool(((first == second) | (first != first) & (second != second)).all())

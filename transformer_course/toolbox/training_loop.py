@@ -10,11 +10,11 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import islice
-from numbers import Integral, Real
+from numbers import Real
 from operator import length_hint
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler
 from tqdm import tqdm
 
+from ._training_checks import _check, _check_types, _factor, _score
 from .checkpoints import (CheckpointError, load_into, named_tensors,
                                                     read_state, write_state)
 
@@ -284,33 +285,6 @@ def _advance(run, group, loss, max_grad_norm, started):
     run.seen += len(group)
     run.random = run.random_state()
 
-# %% ../../nbs/toolbox/04_training_loop.ipynb #1376746b
-def _factor(schedule, step):
-    """What a function says is the factor on the rate in this step."""
-    if schedule is None or isinstance(schedule, LRScheduler):
-        return None
-    factor = schedule(step)
-    number = factor.item() if isinstance(factor, Tensor) and factor.numel() == 1 else factor
-    if not isinstance(number, Real) or not 0 <= number < math.inf:
-        raise ValueError(f"schedule gave {factor!r} for step {step}, not a factor of 0 or more")
-    return number
-
-
-def _score(run, validate):
-    """Validate, and leave no trace of it in the training."""
-    training = run.model.training
-    run.model.eval()
-    try:
-        with torch.no_grad():
-            score = validate(run.model)
-        score = score.item() if isinstance(score, Tensor) and score.numel() == 1 else score
-        if not isinstance(score, Real):
-            raise TypeError(f"validate must return a number, not {type(score).__name__}")
-        run.validation.append((len(run.rows), float(score)))
-    finally:
-        run.model.train(training)
-        run.set_random_state(run.random)
-
 # %% ../../nbs/toolbox/04_training_loop.ipynb #cell-041
 _KEPT = ("epoch", "seen", "validation", "random", "epoch_random")
 
@@ -411,56 +385,6 @@ def _make_steps(run, groups, step, after):
             run.model.eval()
             groups.close()
     return asked.is_set() and not finished
-
-# %% ../../nbs/toolbox/04_training_loop.ipynb #cell-046
-def _check_types(model, batches, loss, optimizer, max_grad_norm, validate, checkpoint):
-    """Refuse what is of the wrong type."""
-    can_iterate = hasattr(batches, "__iter__") or hasattr(batches, "__getitem__")
-    is_number = isinstance(max_grad_norm, Real) and not isinstance(max_grad_norm, bool)
-    is_free = checkpoint is None or not Path(checkpoint).exists() or Path(checkpoint).is_dir()
-    for right, name, value, wanted in [
-            (isinstance(model, nn.Module), "model", model, "a torch.nn.Module"),
-            (can_iterate and not isinstance(batches, (Mapping, str)), "batches", batches,
-             "a list or another iterable of batches"),
-            (callable(loss), "loss", loss, "a function of model and batch"),
-            (optimizer is None or isinstance(optimizer, Optimizer), "optimizer", optimizer,
-             "a torch.optim.Optimizer"),
-            (max_grad_norm is None or is_number, "max_grad_norm", max_grad_norm,
-             "a number or None"),
-            (validate is None or callable(validate), "validate", validate, "a function of model"),
-            (is_free, "checkpoint", checkpoint, "a folder, not a file")]:
-        if not right:
-            shown = value if name == "checkpoint" else type(value).__name__
-            raise TypeError(f"{name} ({shown}) must be {wanted}")
-
-# %% ../../nbs/toolbox/04_training_loop.ipynb #064cb3de
-def _check(model, batches, optimizer, schedule, max_grad_norm, counts):
-    """Refuse what cannot be trained."""
-    for name, count in counts.items():
-        is_whole = isinstance(count, Integral) and not isinstance(count, bool)
-        if count is not None and (not is_whole or count < 1):
-            raise ValueError(f"{name} ({count!r}) must be a positive whole number")
-    groups = optimizer.param_groups if optimizer is not None else ()
-    held = {id(parameter) for settings in groups for parameter in settings["params"]}
-    trainable = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
-    is_scheduler = isinstance(schedule, LRScheduler)
-    for wrong, says in [
-            (None not in (counts["epochs"], counts["steps"]), "give epochs or steps, not both"),
-            (isinstance(batches, Iterator) and (counts["epochs"] or 1) > 1,
-             "batches is an iterator, good for one epoch, not for several"),
-            (not trainable, f"model ({type(model).__name__}) has no trainable parameters"),
-            (optimizer is not None and not held & trainable,
-             "optimizer holds none of the model's trainable parameters"),
-            (not is_scheduler and schedule is not None
-             and (not callable(schedule) or isinstance(schedule, type)),
-             f"schedule ({schedule!r}) must be a scheduler or a function of the step"),
-            (isinstance(schedule, ReduceLROnPlateau), "schedule must not wait for a score"),
-            (is_scheduler and schedule.optimizer is not optimizer,
-             "schedule belongs to another optimizer: pass the one that it was made for"),
-            (max_grad_norm is not None and not max_grad_norm > 0,
-             f"max_grad_norm ({max_grad_norm}) must be positive, or None for no bound")]:
-        if wrong:
-            raise ValueError(says)
 
 # %% ../../nbs/toolbox/04_training_loop.ipynb #cell-048
 def fit(model: nn.Module, batches: Iterable, loss: Callable[[nn.Module, Any], Any],
