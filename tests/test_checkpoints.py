@@ -583,7 +583,7 @@ SHARDS = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
 
 @pytest.mark.parametrize("change, says", [
     ({"head.bias": "../secret.safetensors"}, "puts head.bias in '../secret.safetensors', no safetensors file in here"),
-    ({"head.bias": "/tmp/secret.safetensors"}, "puts head.bias in '/tmp/secret.safetensors'"),
+    ({"head.bias": "/elsewhere/secret.safetensors"}, "puts head.bias in '/elsewhere/secret.safetensors'"),
     ({"head.bias": "..\\secret.safetensors"}, "puts head.bias in"),
     ({"head.bias": "C:secret.safetensors"}, "puts head.bias in"),
     ({"head.bias": "sub/secret.safetensors"}, "puts head.bias in"),

@@ -7,11 +7,8 @@ __all__ = ['progress', 'to_device', 'adamw', 'History', 'fit']
 import math
 import os
 import random
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterable
-from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import islice
 from numbers import Real
@@ -26,6 +23,7 @@ from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from tqdm import tqdm
 
+from ._interrupts import _interrupt_between_steps
 from ._training_checks import _check, _check_types, _factor, _score
 from .checkpoints import (CheckpointError, load_into, named_tensors,
                                                     read_state, write_state)
@@ -337,27 +335,6 @@ def _kept(run, state):
     kept["validation"] = [(int(at), float(score)) for at, score in kept["validation"]]
     return {**kept, "rows": [(loss, rate, norm, at) for loss, rate, norm, at in
                              state["rows"].tolist()]}
-
-# %% ../../nbs/toolbox/04_training_loop.ipynb #cell-043
-@contextmanager
-def _interrupt_between_steps():
-    """In the block the first Ctrl-C sets the event that is handed out; the second acts at once."""
-    asked = threading.Event()
-
-    def on_interrupt(number, frame):
-        if asked.is_set():
-            raise KeyboardInterrupt
-        asked.set()
-
-    is_main = threading.current_thread() is threading.main_thread()  # signals are its business
-    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield asked
-        return
-    signal.signal(signal.SIGINT, on_interrupt)
-    try:
-        yield asked
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # %% ../../nbs/toolbox/04_training_loop.ipynb #cell-044
 def _make_steps(run, groups, step, after):
