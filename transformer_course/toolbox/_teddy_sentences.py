@@ -114,7 +114,7 @@ def _reason(draw):
         thing = _known(draw, draw.pick(OBJECTS[verb]))
         it, reasons = draw.pick(((subject, of_subject), (thing, of_object)))
         fitting = [a for a in _predicates(it) if a in reasons]
-        if fitting and subject.noun != thing.noun:
+        if fitting and subject.noun not in (thing.noun, thing.owner):
             reason = Clause(pronoun(it), "be", predicate=(draw.pick(fitting),))
             return Clause(subject, verb, form, negated, thing), reason
 
