@@ -57,7 +57,7 @@ parity: $(READY)  ## run the comparisons with reference libraries and store what
 	$(BIN)/python -m pytest tests -m "not browser and not bench" -n 0 --record-parity
 
 bench: $(READY)  ## check the speed bounds (let nothing else run)
-	$(BIN)/python -m pytest tests -m bench -n 0
+	$(BIN)/python -m pytest tests -m bench -n 0 -s
 
 lock:  ## pin the newest releases; a local build of torch (+cpu) is named by its release
 	$(PYTHON) -m venv .venv-lock
