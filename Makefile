@@ -54,7 +54,7 @@ clean-nbs: $(READY)  ## strip notebooks of metadata that does not belong in them
 	$(BIN)/nbdev_clean
 
 parity: $(READY)  ## run the comparisons with reference libraries and store what they saw
-	$(BIN)/python -m pytest tests -m "not browser and not bench" -n 0 --record-parity
+	$(BIN)/python -m pytest tests -m "not browser and not bench and not slow" -n 0 --record-parity
 
 bench: $(READY)  ## check the speed bounds (let nothing else run)
 	$(BIN)/python -m pytest tests -m bench -n 0 -s
