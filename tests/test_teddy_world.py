@@ -611,8 +611,8 @@ def test_words_alone_do_not_tell_what_follows(seed):
     labels = [[e.label for e in part] for part in (split.train, split.test)]
     ways = [lambda e: e.premise, lambda e: e.hypothesis, lambda e: set(e.premise) & set(e.hypothesis),
             lambda e: set(e.hypothesis) - set(e.premise), lambda e: set(e.premise) - set(e.hypothesis)]
-    assert score_of_words(split.train, split.test, *labels, ways[1:2]) < 0.58
-    assert score_of_words(split.train, split.test, *labels, ways) < 0.82
+    assert score_of_words(split.train, split.test, *labels, ways[1:2]) < 0.52
+    assert score_of_words(split.train, split.test, *labels, ways) < 0.78
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
@@ -627,8 +627,8 @@ def test_words_alone_do_not_tell_the_next_sentence(seed):
     train, test = (list(pairs(part, Draw(f"pairs {seed}"))) for part in (split.train, split.test))
     labels = [[p[2] for p in part] for part in (train, test)]
     shared = [lambda p: set(p[0]) & set(p[1])]
-    assert score_of_words(train, test, *labels, shared) < 0.70
-    assert score_of_words(train, test, *labels, [lambda p: p[0], lambda p: p[1], *shared]) < 0.82
+    assert score_of_words(train, test, *labels, shared) < 0.65
+    assert score_of_words(train, test, *labels, [lambda p: p[0], lambda p: p[1], *shared]) < 0.76
 
 
 # -- bad input
