@@ -89,7 +89,7 @@ def bare(tmp_path_factory, built, missing):
     venv.create(folder / "env", with_pip=True)
     python = folder / "env/bin/python"
     env = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV", "TRANSFORMER_COURSE", "PYTEST"))}
-    env |= {"TRANSFORMER_COURSE_SOURCE": str(built[0]),  # with the releases of the lock, lest a new one elsewhere break this test
+    env |= {"TRANSFORMER_COURSE_SOURCE": built[0].as_uri(),  # with the releases of the lock, lest a new one elsewhere break this test
             "PIP_CONSTRAINT": str(ROOT / "requirements.txt"), "PIP_COMPILE": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_ROOT_USER_ACTION": "ignore",
             "TRANSFORMER_COURSE_PROGRESS": "0", "TRANSFORMER_COURSE_DEVICE": "cpu", "PYTHONNOUSERSITE": "1"}
     installed = subprocess.run([python, "-m", "pip", "install", "-q", "ipykernel"], env=env, cwd=folder, capture_output=True, text=True)
