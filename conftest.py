@@ -15,6 +15,8 @@ PARITY = ROOT / "book/_data/parity.json"
 os.environ.setdefault("TRANSFORMER_COURSE_CHECK_SHAPES", "1")
 os.environ.setdefault("TRANSFORMER_COURSE_PROGRESS", "0")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+if os.environ.get("PYTEST_XDIST_WORKER"):  # as many processes as cores: threads of theirs would only wait for each other
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 ON_CPU = os.environ.get("TRANSFORMER_COURSE_DEVICE", "cpu") == "cpu"
 if ON_CPU:
     os.environ["TRANSFORMER_COURSE_DEVICE"] = "cpu"  # stored outputs are the CPU's, on every machine

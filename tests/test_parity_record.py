@@ -16,6 +16,14 @@ MATCHES = {
     "metrics.classification": {"scikit-learn": ["confusion_matrix", "accuracy", "precision", "recall", "f1_score", "classification_report"]},
     "metrics.sequence_labeling": {"seqeval": ["bio_spans", "span_f1"]},
     "metrics.generation": {"sacrebleu": ["bleu"], "rouge-score": ["rouge_n", "rouge_l"], "torch": ["perplexity_from_logits"]},
+    "text.bpe": {"tokenizers": [f"BPETokenizer.{name}" for name in ("train", "encode", "decode", "tokenize", "from_gpt2")]},
+    "text.wordpiece": {"tokenizers": ["WordPieceTokenizer"], "transformers": ["WordPieceTokenizer"]},
+    "text.unigram": {"sentencepiece": ["UnigramTokenizer.train", "UnigramTokenizer.tokenize"], "tokenizers": ["UnigramTokenizer.encode"]},
+    "text.word_vectors": {"scikit-learn": ["cosine_similarity"]},
+    "text.word2vec": {"torch": ["negative_sampling_loss"]},
+    "recurrent.rnn": {"torch": ["RNN"]},
+    "recurrent.lstm": {"torch": ["LSTM"]},
+    "recurrent.seq2seq_attention": {"torch": ["DotProductAttention"]},
 }
 
 
@@ -57,11 +65,14 @@ def record_problems(rows, versions, needed, exists):
 
 
 def is_export(name):
-    module, _, attribute = name.rpartition(".")
+    """Whether `transformer_course.part.module.name`, or a method of it, is public."""
+    _, part, module, export, *method = [*name.split("."), "", "", ""][:max(4, name.count(".") + 1)]
     try:
-        return attribute in importlib.import_module(module).__all__
-    except (ImportError, AttributeError, ValueError):
+        module = importlib.import_module(f"transformer_course.{part}.{module}")
+    except ImportError:
         return False
+    public = export in getattr(module, "__all__", ())
+    return public and (not method or len(method) == 1 and not method[0].startswith("_") and hasattr(getattr(module, export), method[0]))
 
 
 def test_record_is_whole_and_up_to_date():
@@ -93,4 +104,6 @@ def test_a_broken_record_fails(change, says):
 def test_exports_are_told_from_other_names():
     assert is_export("transformer_course.metrics.classification.accuracy")
     assert not is_export("transformer_course.metrics.classification._score") and not is_export("transformer_course.nothing.x")
+    assert is_export("transformer_course.text.bpe.BPETokenizer.encode") and not is_export("transformer_course.text.bpe.BPETokenizer.nothing")
+    assert not is_export("transformer_course.text.bpe.BPETokenizer.__init__") and not is_export("transformer_course.text.bpe.BPETokenizer.encode.x")
     assert not is_export("accuracy")

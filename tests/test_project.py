@@ -312,7 +312,9 @@ def test_parts_import_nothing_heavy(part):
     assert milliseconds(f"import transformer_course.{part}") < 50
 
 
-@pytest.mark.parametrize("module", ["metrics.classification", "metrics.sequence_labeling", "toolbox.exercises", "toolbox.teddy_world"])
+@pytest.mark.parametrize("module", [
+    "metrics.classification", "metrics.sequence_labeling", "text.words_and_characters", "text.bpe", "text.wordpiece", "text.unigram",
+    "text.word_vectors", "toolbox.exercises", "toolbox.teddy_world"])
 def test_modules_without_tensors_load_no_torch(module):
     if f"transformer_course.{module}" not in MODULES:
         pytest.skip("not written yet")

@@ -106,7 +106,8 @@ class ApiPart(SphinxDirective):
             lines += [f"## {part}.{name}", ""]
             if docname:
                 lines += [f"From the chapter {{doc}}`/{docname}`.", ""]
-            lines += ["```{eval-rst}", f".. automodule:: {full}", "   :members:", "```", ""]
+            lines += ["```{eval-rst}", f".. automodule:: {full}", "   :members:",
+                      "   :inherited-members: Module, tuple, dict, ValueError, object", "```", ""]
         holder = nodes.section()
         self.state.nested_parse(StringList(lines, f"api/{part}"), self.content_offset, holder, match_titles=True)
         return holder.children

@@ -15,7 +15,6 @@ from sphinx.util.docutils import SphinxDirective, SphinxRole
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
-from chapter_links import full_name  # noqa: E402
 from chapters import chapters  # noqa: E402
 from claims import load_claims  # noqa: E402
 
@@ -52,11 +51,12 @@ class ParityTable(MeasuredTable):
         rows = ["| export | reference | inputs tried | largest difference |", "|---|---|---|--:|"]
         for row in sorted(record, key=lambda r: (r["export"], r["reference"], r["inputs"])):
             difference = "none" if row["difference"] == 0 else f"{row['difference']:.0e}"
-            export = full_name(self.config._exported, row["export"])
-            if export is None:
-                self.warn(f"book/_data/{self.file} names {row['export']}, which no chapter exports: run `make parity`")
+            export, known = row["export"], self.config._exported
+            owner = export if export in known else export.rpartition(".")[0]  # a method belongs to an exported class
+            if owner not in known:
+                self.warn(f"book/_data/{self.file} names {export}, which no chapter exports: run `make parity`")
                 continue
-            name = export.rsplit(".", 1)[1]
+            name = export.removeprefix(owner.rpartition(".")[0] + ".")
             rows.append(f"| {{py:obj}}`{name} <{export}>` | {row['reference']} {row['version']} | {row['inputs']} | {difference} |")
         return rows
 

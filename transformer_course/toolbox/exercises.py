@@ -21,6 +21,15 @@ _MODULES = {
     "05": "metrics.classification_exercises",
     "06": "metrics.sequence_labeling_exercises",
     "07": "metrics.generation_exercises",
+    "08": "text.words_and_characters_exercises",
+    "09": "text.bpe_exercises",
+    "10": "text.wordpiece_exercises",
+    "11": "text.unigram_exercises",
+    "12": "text.word_vectors_exercises",
+    "13": "text.word2vec_exercises",
+    "14": "recurrent.rnn_exercises",
+    "15": "recurrent.lstm_exercises",
+    "16": "recurrent.seq2seq_attention_exercises",
 }
 
 
