@@ -354,7 +354,8 @@ def negative_sampling_loss(positive: Float[Tensor, "batch"],
         negative: scores of the negatives, (batch, count).
 
     Returns:
-        The mean over the batch of the sum over the words, in nats; finite for scores in the thousands, too.
+        The mean over the batch of the sum over the words, in nats; finite for scores in the
+        thousands, too.
 
     Raises:
         ValueError: the shapes do not fit, or the batch is empty.
