@@ -3,8 +3,8 @@
 # %% auto #0
 __all__ = ['one_hot', 'cosine_similarity', 'nearest_neighbors', 'analogy']
 
-# %% ../../nbs/text/12_word_vectors.ipynb #016a9e72
-from collections.abc import Collection, Sequence
+# %% ../../nbs/text/12_word_vectors.ipynb #94ee4a1f
+from collections.abc import Collection, Iterable, Sequence
 from numbers import Integral
 
 import numpy as np
@@ -21,7 +21,7 @@ def _as_array(values, name):
         raise TypeError(f"{name} must not be masked")
     return array
 
-# %% ../../nbs/text/12_word_vectors.ipynb #05658639
+# %% ../../nbs/text/12_word_vectors.ipynb #135e2280
 def one_hot(ids: int | Integer[np.ndarray, "..."] | Collection,
             num_classes: int) -> Float32[np.ndarray, "... num_classes"]:
     """One vector per id: a 1 at the place of the id, 0 everywhere else.
@@ -48,7 +48,9 @@ def one_hot(ids: int | Integer[np.ndarray, "..."] | Collection,
     if num_classes < 1:
         raise ValueError(f"num_classes ({num_classes}) must be at least 1")
     ids = _as_array(ids, "ids")
-    if ids.dtype.kind not in "iu" and ids.size:
+    if not ids.size:  # no ids are of any type
+        ids = np.zeros(ids.shape, dtype=np.intp)
+    if ids.dtype.kind not in "iu":
         raise TypeError(f"ids must hold whole numbers, not {ids.dtype}")
     outside = ids[(ids < 0) | (ids >= num_classes)]
     if outside.size:
@@ -173,14 +175,15 @@ def _direction(query, d):
         raise ValueError("query must not be all zeros: zeros have no direction")
     return _unit(query.astype(np.float64))
 
-# %% ../../nbs/text/12_word_vectors.ipynb #fde4e966
+# %% ../../nbs/text/12_word_vectors.ipynb #31f0559d
 def _closest(query, vectors, k, excluded):
     """Positions and cosines of the k rows nearest to a unit vector, equals by position."""
-    squares, safe = _squares(vectors)
+    rows = vectors
+    squares, safe = _squares(rows)
     if not safe:  # zeros, NaN, infinity, very small or very large numbers
-        vectors = _unit(_finite(vectors, "vectors"))
-        squares = (vectors * vectors).sum(axis=1)
-    rough = vectors @ query.astype(vectors.dtype) / np.sqrt(np.where(squares > 0, squares, 1))
+        rows = _unit(_finite(vectors, "vectors"))
+        squares = (rows * rows).sum(axis=1)
+    rough = rows @ query.astype(rows.dtype) / np.sqrt(np.where(squares > 0, squares, 1))
     rough[excluded] = -np.inf
     # The last digits of a product depend on where the row stands. So all rows that may be among
     # the k best are computed once more, each by itself in float64: equal rows get equal cosines.
@@ -190,7 +193,7 @@ def _closest(query, vectors, k, excluded):
     order = np.argsort(-cosines, kind="stable")[:k]
     return positions[order], cosines[order]
 
-# %% ../../nbs/text/12_word_vectors.ipynb #ea7981b0
+# %% ../../nbs/text/12_word_vectors.ipynb #8bc035dd
 def nearest_neighbors(query: str | Num[np.ndarray, "d"] | Collection, words: Sequence[str],
                       vectors: Num[np.ndarray, "words d"] | Collection, k: int = 5,
                       exclude: Collection[str] = ()) -> list[tuple[str, float]]:
@@ -217,8 +220,8 @@ def nearest_neighbors(query: str | Num[np.ndarray, "d"] | Collection, words: Seq
         [('dog', 0.8)]
     """
     positions, vectors = _as_table(words, vectors)
-    if isinstance(exclude, str):
-        raise TypeError(f"exclude must be a list or set of words, not the word {exclude!r}")
+    if isinstance(exclude, str) or not isinstance(exclude, Iterable):
+        raise TypeError(f"exclude must be a list or set of words, not {exclude!r}")
     excluded = {_position(word, positions, "exclude") for word in exclude}
     if isinstance(query, str):
         excluded.add(_position(query, positions, "query"))
@@ -232,7 +235,7 @@ def nearest_neighbors(query: str | Num[np.ndarray, "d"] | Collection, words: Seq
     best, cosines = _closest(query, vectors, int(k), list(excluded))
     return [(words[i], c) for i, c in zip(best.tolist(), cosines.tolist())]
 
-# %% ../../nbs/text/12_word_vectors.ipynb #a2821501
+# %% ../../nbs/text/12_word_vectors.ipynb #667c68c7
 def analogy(a: str, b: str, c: str, words: Sequence[str],
             vectors: Num[np.ndarray, "words d"] | Collection, k: int = 1,
             exclude_query: bool = True) -> list[tuple[str, float]]:
@@ -243,8 +246,8 @@ def analogy(a: str, b: str, c: str, words: Sequence[str],
         words: the words of the table, without repetition.
         vectors: their vectors, (words, d), in the same order; used as they are, at their lengths.
         k: how many, at least 1.
-        exclude_query: leave out a, b and c, as published results do. Without it, the nearest word
-            is often one of the three.
+        exclude_query: leave out a, b and c, as published results usually do. Without it, the
+            nearest word is often one of the three.
 
     Returns:
         Pairs (word, cosine with a - b + c), best first.

@@ -11,6 +11,7 @@ __all__ = ["EXERCISES"]
 _TABLE = [[2.0, 1.0, 0.0], [1.0, 3.0, 1.0], [0.0, 2.0, 5.0], [1.0, 2.0, 2.0]]
 _WORDS = ["king", "man", "woman", "queen", "chair"]
 _MANY = [787 * i % 2003 for i in range(2003)]  # all different
+_EQUAL = [7 * i % 5 for i in range(200)]  # forty of each
 
 
 def _centred(table):
@@ -38,6 +39,8 @@ EXERCISES = {
         Case("k may be all of them", args=([1, 2, 1], 3), expected=[1, 0, 2]),
         Case("negative scores are scores", args=([-2.0, -1.0, -3.0], 1), expected=[1]),
         Case("many equal scores keep their order", args=([1] * 40, 5), expected=[0, 1, 2, 3, 4]),
+        Case("among many equals the earlier are taken, in order", args=(_EQUAL, 60),
+             expected=sorted(range(200), key=lambda i: -_EQUAL[i])[:60]),
         Case("many are in order too", args=(_MANY, 400), expected=sorted(range(2003), key=_MANY.__getitem__)[:-401:-1]),
     ],
     "12.three-cos-mul": [
@@ -45,6 +48,7 @@ EXERCISES = {
             ("the three query words are not answers", [[3.0, 2.0], [-1.0, 0.0], [-1.0, 0.0], [-2.0, 3.0], [-4.0, -1.0]]),
             ("cosines are moved to 0 ... 1 before they are multiplied",
              [[4.0, 0.0], [0.0, -1.0], [-2.0, -2.0], [2.0, -2.0], [-3.0, 1.0]]),
+            ("cosines below 0 count too", [[4.0, 2.0], [-4.0, 3.0], [2.0, 3.0], [4.0, -3.0], [0.0, 2.0]]),
             ("lengths do not matter", [[1.0, 4.0], [1.0, 1.0], [0.0, -4.0], [-3.0, 2.0], [1.0, 1.0]]),
             ("the product decides, not the cosine with the sum",
              [[0.0, 3.0], [3.0, -2.0], [1.0, -1.0], [-2.0, 0.0], [3.0, 4.0]]),
