@@ -40,6 +40,10 @@ def test_pairs_are_those_of_the_definition(tokens, window):
 
 
 def test_pairs_of_tensors_are_pairs_of_numbers():
+    for ids in (torch.tensor([4, 2, 3]), np.array([4, 2, 3])):
+        assert ours.skipgram_examples([ids], 1)[0].tolist() == [4, 2, 2, 3]
+        assert ours.cbow_examples([ids], 1)[0].tolist() == [[2, 0], [4, 3], [2, 0]]
+        assert ours.subsample(ids, {2: 1, 3: 1, 4: 1}, 1.0) == [4, 2, 3]
     assert ours.skipgram_pairs(torch.tensor([4, 2]), 1) == ours.skipgram_pairs(range(4, 0, -2), 1) == [(4, 2), (2, 4)]
 
 
@@ -302,6 +306,34 @@ def test_training_finds_the_scores_that_the_chapter_derives():
     assert len(history.losses) == 400
 
 
+def test_each_epoch_deals_out_all_examples_in_a_new_order():
+    seen = []
+
+    class Recorder(ours.SkipGram):
+        def hidden(self, centres):
+            seen.append(centres.tolist())
+            return super().hidden(centres)
+
+    examples = torch.arange(50), torch.arange(50).flip(0)
+    ours.train(Recorder(50, 2, rng(0)), examples, torch.ones(50) / 50, epochs=2, batch_size=20, generator=rng(0))
+    batches = seen[-6:]
+    assert [len(batch) for batch in batches] == [20, 20, 10] * 2
+    first, second = sum(batches[:3], []), sum(batches[3:], [])
+    assert sorted(first) == sorted(second) == list(range(50))
+    assert len({tuple(first), tuple(second), tuple(range(50))}) == 3
+
+
+@pytest.mark.parametrize("negatives", [1, 3, 7])
+def test_training_begins_at_one_half_per_question_and_leaves_absent_words_alone(negatives):
+    model, examples = ours.SkipGram(5, 3, rng(0)), ours.skipgram_examples([[0, 1, 2], [2, 0]], 1)
+    before = model.vectors.clone()
+    noise = ours.noise_distribution([1, 1, 1, 1, 0])
+    history = ours.train(model, examples, noise, negatives=negatives, epochs=5, generator=rng(1))
+    assert history.losses[0] == pytest.approx((negatives + 1) * math.log(2), abs=1e-5)
+    assert torch.equal(model.vectors[3:], before[3:]) and not torch.equal(model.vectors[:3], before[:3])  # no decay
+    assert not model.output.weight[4].any() and model.output.weight[3].any()
+
+
 def test_training_goes_on_where_it_stopped(tmp_path):
     examples, noise = ours.skipgram_examples([[0, 1, 2, 3, 1], [2, 0]], 2), torch.ones(4) / 4
     whole, parts = ours.SkipGram(4, 3, rng(0)), ours.SkipGram(4, 3, rng(0))
@@ -373,15 +405,20 @@ def test_neighbours_have_the_same_role_for_three_seeds(corpus, three_seeds):
     roles = roles_of(corpus[1])
     scores = [precision_at_5(vectors, roles) for vectors in three_seeds]
     print("precision at 5:", scores)
-    assert min(scores) > 0.82 and max(scores) - min(scores) < 0.06  # measured: 0.88 to 0.90
+    assert min(scores) > 0.82 and max(scores) - min(scores) < 0.06  # measured: 0.86 to 0.90 over six seeds
     random = precision_at_5(np.random.default_rng(0).normal(size=three_seeds[0].shape), roles)
     assert random < 0.12
 
 
 @pytest.mark.slow
 def test_neighbours_are_gensims(corpus, three_seeds):
-    """Two seeds of gensim share about 0.89 of their ten nearest neighbours, by chance it would be 0.03. Ours share
-    nearly as much with gensim's, and are as good by precision at 5."""
+    """The measure: of a word's ten nearest neighbours, the share that two tables have in common, as a mean over words.
+
+    What one seed of gensim shares with another is the most that can be asked: there, only chance differs. Ours differs
+    in the optimizer too (AdamW in batches, not single steps of SGD) and in leaving targets out, so the bound is 85 % of
+    that ceiling, for each pair of seeds; and ten times what random tables share, so that a low ceiling cannot make the
+    test pass. Precision at 5 may be lower than gensim's by 0.04 at most, about what seeds differ among themselves.
+    """
     sentences, vocabulary, _ = corpus
     theirs = []
     for seed in (1, 2):
@@ -407,6 +444,10 @@ def test_neighbours_are_gensims(corpus, three_seeds):
     (["a", "b"], True, ValueError, "window .* not True"),
     ("a cute bear", 2, TypeError, "tokens must be a list of words or ids, not str"),
     ({"a", "b"}, 2, TypeError, "tokens must be a list .* not set"),
+    ({0: "a", 1: "b"}, 2, TypeError, "tokens must be a list .* not dict"),
+    ((word for word in "ab"), 2, TypeError, "tokens must be a list .* not generator"),
+    (torch.zeros(2, 2), 2, TypeError, "tokens must be a list .* not Tensor"),
+    (torch.tensor(3), 2, TypeError, "tokens must be a list .* not Tensor"),
     (None, 2, TypeError, "not NoneType"),
 ])
 @pytest.mark.usefixtures("unchecked")
@@ -428,6 +469,9 @@ def test_short_sentences_have_no_pairs():
     ([[0, 1], [0, 1.0]], 2, TypeError, "sentence 1 is"),
     ([0, 1], 2, TypeError, "sentence 0 is 0"),
     (["a bear"], 2, TypeError, "sentence 0 is 'a bear'"),
+    ([None], 2, TypeError, "sentence 0 is None"),
+    ([{0: 1, 1: 0}], 2, TypeError, "sentence 0 is {0: 1"),
+    ([[0, True]], 2, TypeError, r"sentence 0 is \[0, True\]"),
 ])
 @pytest.mark.usefixtures("unchecked")
 def test_wrong_corpora_are_refused(examples, sentences, window, error, says):
@@ -480,6 +524,9 @@ HALF = torch.tensor([0.5, 0.5])
     (HALF, torch.tensor([0, 2]), 1, ValueError, "targets holds the id 2, but ids run from 0 to 1"),
     (HALF, torch.tensor([-1]), 1, ValueError, "targets holds the id -1"),
     (HALF, torch.tensor([0.0]), 1, TypeError, "targets must be a tensor of ids"),
+    (HALF, torch.tensor([[0]]), 1, ValueError, r"targets must have 1 dimension, not the shape \(1, 1\)"),
+    (HALF, torch.tensor(0), 1, ValueError, r"targets must have 1 dimension, not the shape \(\)"),
+    ([0.5, 0.5], torch.tensor([0]), 1, TypeError, "noise must be a tensor of probabilities, not list"),
     (HALF, [0, 1], 1, TypeError, r"targets must be a tensor of ids \(int64\), not list"),
     (HALF, torch.tensor([0]), 0, ValueError, "count must be a whole number of 1 or more, not 0"),
 ])
@@ -519,6 +566,8 @@ def test_wrong_shares_are_refused(share, threshold, formula, says):
 
 @pytest.mark.parametrize("tokens, counts, error, says", [
     ("the bear", {"the": 1}, TypeError, "tokens must be a list of words or ids, not str"),
+    ((word for word in ["the"]), {"the": 1}, TypeError, "tokens must be a list .* not generator"),
+    (5, {5: 1}, TypeError, "tokens must be a list .* not int"),
     (["the", "owl"], {"the": 1}, ValueError, "tokens holds 'owl', of which counts has none"),
     (["the"], {"the": 0, "owl": 1}, ValueError, "tokens holds 'the', of which counts has none"),
     (["the"], {"the": -3}, ValueError, "counts must be finite and 0 or more"),
@@ -552,10 +601,31 @@ def test_wrong_ids_are_refused():
         skip.score(torch.zeros(1, 5), torch.tensor([[9]]))
     with pytest.raises(TypeError, match="centres must be a tensor of ids .* not torch.float32"):
         skip(torch.tensor([0.0]))
-    with pytest.raises(TypeError, match="mask must be a boolean tensor of shape"):
-        bag(torch.tensor([[0, 1]]), torch.tensor([[1, 0]]))
-    with pytest.raises(TypeError, match="mask must be a boolean tensor of shape"):
-        bag(torch.tensor([[0, 1]]), torch.tensor([[True]]))
+    for mask in (torch.tensor([[1, 0]]), torch.tensor([[True]]), [[True, True]]):
+        with pytest.raises(TypeError, match=r"mask must be a boolean tensor of shape \(1, 2\)"):
+            bag(torch.tensor([[0, 1]]), mask)
+    with pytest.raises(ValueError, match=r"centres must have 1 dimension, not the shape \(2, 2\)"):
+        skip(torch.zeros(2, 2).long())
+    with pytest.raises(ValueError, match=r"contexts must have 2 dimensions, not the shape \(2,\)"):
+        bag(torch.zeros(2).long())
+    for hidden in (torch.zeros(1, 5), torch.zeros(4, 3)):  # the former would be used for all rows
+        with pytest.raises(ValueError, match=r"hidden must have shape \(4, 5\), as many rows as words"):
+            skip.score(hidden, torch.zeros(4, 2).long())
+
+
+def test_a_context_without_places_is_an_empty_one():
+    assert ours.CBOW(7, 5, rng()).hidden(torch.zeros(2, 0).long()).tolist() == [[0.0] * 5] * 2
+
+
+def test_generators_on_the_cpu_serve_whatever_the_default_device():
+    """With a default device, tensors that are drawn must be asked for on the CPU, where the generator is."""
+    noise, targets = torch.ones(4) / 4, torch.tensor([0, 3])
+    expected = ours.draw_negatives(noise, targets, 3, rng(1))
+    with torch.device("meta"):
+        assert torch.equal(ours.draw_negatives(noise, targets, 3, rng(1)), expected)
+        assert ours.SkipGram(4, 3, rng()).vectors.is_meta
+        assert ours.subsample(["a"] * 50, {"a": 1}, 0.25, rng(1)) == ["a"] * len(
+            ours.subsample(["a"] * 50, {"a": 1}, 0.25, rng(1)))
 
 
 @pytest.mark.parametrize("change, says", [
@@ -568,6 +638,11 @@ def test_wrong_ids_are_refused():
     ({"epochs": 0}, "epochs must be a whole number of 1 or more"),
     ({"batch_size": 0}, "batch_size must be"),
     ({"negatives": 0}, "negatives must be"),
+    ({"learning_rate": 0.0}, "learning_rate must be a number above 0, not 0.0"),
+    ({"learning_rate": float("nan")}, "learning_rate must be a number above 0, not nan"),
+    ({"learning_rate": float("inf")}, "learning_rate must be a number above 0, not inf"),
+    ({"examples": (torch.zeros(2, 2).long(), torch.tensor([0, 1]))}, "do not fit a SkipGram: centres must have 1 dim"),
+    ({"examples": (torch.tensor([0, 1]), torch.tensor([[1], [0]]))}, "the targets of examples must have 1 dimension"),
 ])
 @pytest.mark.usefixtures("unchecked")
 def test_wrong_trainings_are_refused_before_they_begin(change, says):
@@ -576,6 +651,16 @@ def test_wrong_trainings_are_refused_before_they_begin(change, says):
     with pytest.raises(ValueError, match=says):
         ours.train(model, **{"examples": examples, "noise": torch.ones(3) / 3, **change})
     assert torch.equal(model.vectors, before)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_examples_for_the_other_model_are_refused():
+    for model, makes, says in ((ours.SkipGram, ours.cbow_examples, "do not fit a SkipGram"),
+                               (ours.CBOW, ours.skipgram_examples, "do not fit a CBOW: contexts must have 2 dim")):
+        with pytest.raises((TypeError, ValueError), match=says):
+            ours.train(model(3, 2, rng()), makes([[0, 1, 2]], 1), torch.ones(3) / 3)
+    with pytest.raises(TypeError, match="noise must be a tensor of probabilities, not list"):
+        ours.train(ours.SkipGram(3, 2, rng()), ours.skipgram_examples([[0, 1, 2]], 1), [1 / 3] * 3)
 
 
 # Exercises ---------------------------------------------------------------------------------------------------------
@@ -611,17 +696,52 @@ def pmi(together, centre, context, total, k):
 @pytest.mark.parametrize("exercise, wrong", [
     ("13.pair-count", [lambda n, w: 2 * n * w, lambda n, w: 2 * n * w - w * (w + 1), lambda n, w: n * (n - 1),
                        lambda n, w: sum(n - d for d in range(1, min(w, n - 1) + 1)),
-                       lambda n, w: 2 * sum(n - d for d in range(1, min(w, n - 2) + 1)), 18]),
+                       lambda n, w: 2 * sum(n - d for d in range(1, min(w, n - 2) + 1)), 18,
+                       lambda n, w: 2 * sum(n - d for d in range(1, w + 1)),                  # windows beyond the ends
+                       lambda n, w: sum(min(i, w) for i in range(n + 1)) * 2,                 # one word too many
+                       lambda n, w: len(ours.cbow_pairs(range(n), w))]),                      # CBOW's number
     ("13.distance-weights", [lambda w: [1 / d for d in range(1, w + 1)], lambda w: [1.0] * w,
                              lambda w: [(w - d) / w for d in range(1, w + 1)],
-                             lambda w: [1 - (d - 1) / (w + 1) for d in range(1, w + 1)]]),
+                             lambda w: [1 - (d - 1) / (w + 1) for d in range(1, w + 1)],
+                             lambda w: [(w - d + 1) / (w * (w + 1) / 2) for d in range(1, w + 1)],   # adds up to 1
+                             lambda w: [d / w for d in range(1, w + 1)], lambda w: [1 / w] * w]),
     ("13.best-score", [pmi, lambda t, a, b, n, k: pmi(t, a, b, n, k) + math.log(k),
                        lambda t, a, b, n, k: (math.log2(t * n / (a * b * k)) if t else -math.inf),
                        lambda t, a, b, n, k: math.log(t * n / (a * b * k)),
-                       lambda t, a, b, n, k: t * n / (a * b * k)]),
-    ("13.cbow-gradient", [summed_gradient, uphill, without_the_target, overflows]),
+                       lambda t, a, b, n, k: t * n / (a * b * k),
+                       lambda t, a, b, n, k: (max(0, pmi(t, a, b, n, k) - math.log(k)) if t else -math.inf),  # PPMI
+                       lambda t, a, b, n, k: (pmi(t, a, b, n, k) - k if t else -math.inf),
+                       lambda t, a, b, n, k: (math.log(t / (a * b)) - math.log(k) if t else -math.inf),
+                       lambda t, a, b, n, k: (pmi(t, a, b, n, k) - math.log(k) if t else 0.0)]),
+    ("13.cbow-gradient", [summed_gradient, uphill, without_the_target, overflows,
+                          lambda rows, output, target: summed_gradient(rows, output, target)[0],    # one row for all
+                          lambda rows, output, target: summed_gradient(rows[:1], output, target) / len(rows),
+                          lambda rows, output, target: np.tile((softmax(np.array(output) @ np.sum(rows, axis=0))
+                                                                - np.eye(len(output))[target]) @ np.array(output)
+                                                               / len(rows), (len(rows), 1))]),       # the sum as hidden
 ])
 def test_wrong_answers_are_told_from_right_ones(exercise, wrong):
     for answer in wrong:
         result = check(exercise, answer)
         assert not result and "not yet" in repr(result), answer
+
+
+def recursive_count(length, window):
+    return 0 if length < 2 else recursive_count(length - 1, window) + 2 * min(window, length - 1)
+
+
+def gradient_by_autograd(rows, output, target):
+    rows = torch.tensor(rows, dtype=torch.float64, requires_grad=True)
+    scores = torch.tensor(output, dtype=torch.float64) @ rows.mean(dim=0)
+    return torch.autograd.grad(F.cross_entropy(scores[None], torch.tensor([target])), rows)[0].tolist()
+
+
+@pytest.mark.parametrize("exercise, right", [
+    ("13.pair-count", [recursive_count, lambda n, w: len(ours.skipgram_pairs(range(n), w))]),
+    ("13.distance-weights", [lambda w: np.linspace(1, 1 / w, w), lambda w: np.arange(w, 0, -1) / w]),
+    ("13.best-score", [lambda t, a, b, n, k: np.log(t / k) + np.log(n) - np.log(a) - np.log(b) if t else float("-inf")]),
+    ("13.cbow-gradient", [gradient_by_autograd]),
+])
+def test_unusual_right_answers_are_accepted(exercise, right):
+    for answer in right:
+        assert check(exercise, answer), answer
