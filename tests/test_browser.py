@@ -295,7 +295,7 @@ def test_theme_switches_and_stays(visit):
     assert set(seen) == {"auto", "light", "dark"} and seen["light"] != seen["dark"]
     while page.evaluate("document.documentElement.dataset.mode") != "dark":
         page.locator("button.theme-switch-button:visible").first.click()
-    page.goto(page.url.replace("05_classification", chapters()[-1].stem))
+    page.goto(page.url.replace(CHAPTER, f"{chapters()[-1].docname}.html"))
     assert page.evaluate("document.documentElement.dataset.theme") == "dark" and page.evaluate(colour) == seen["dark"]
 
 
