@@ -17,3 +17,13 @@ def missing():
             pytest.fail(reason, pytrace=False)
         pytest.skip(reason)
     return say
+
+
+@pytest.fixture
+def within(record_property):
+    """`within(name, value, bound)`: say, record and assert a measured ratio."""
+    def check(name, value, bound):
+        print(f"{name}: {value:.2f} (at most {bound})")
+        record_property(name, value)
+        assert value <= bound
+    return check

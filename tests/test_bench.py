@@ -1,6 +1,5 @@
 """Speed, as ratios to the reference libraries: medians of interleaved runs in one process. Run by `make bench`, alone."""
 import random
-import statistics
 import time
 
 import numpy as np
@@ -8,6 +7,7 @@ import pytest
 import sacrebleu
 import seqeval.metrics
 import sklearn.metrics
+from speed import ratio
 
 from transformer_course.metrics.classification import classification_report
 from transformer_course.metrics.generation import bleu
@@ -15,27 +15,6 @@ from transformer_course.metrics.sequence_labeling import span_f1
 from transformer_course.toolbox.teddy_world import TeddyWorld
 
 pytestmark = [pytest.mark.bench, pytest.mark.usefixtures("unchecked")]
-
-
-def ratio(ours, theirs, rounds=15):
-    """Median time of `ours` over median time of `theirs`."""
-    times = ([], [])
-    ours(), theirs()
-    for _ in range(rounds):
-        for function, record in zip((ours, theirs), times):
-            start = time.perf_counter()
-            function()
-            record.append(time.perf_counter() - start)
-    return statistics.median(times[0]) / statistics.median(times[1])
-
-
-@pytest.fixture
-def within(record_property):
-    def check(name, value, bound):
-        print(f"{name}: {value:.2f} (at most {bound})")
-        record_property(name, value)
-        assert value <= bound
-    return check
 
 
 def test_report_against_sklearn(within):

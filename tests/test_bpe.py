@@ -1,6 +1,5 @@
 """Chapter 09 against Hugging Face tokenizers, against known faults, and given the wrong things."""
 import copy
-import gc
 import json
 import os
 import pickle
@@ -15,6 +14,7 @@ from pydoc_data.topics import topics
 
 import pytest
 from hypothesis import given, settings, strategies as st
+from speed import interleaved, seconds
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from transformer_course.text import bpe
@@ -567,7 +567,7 @@ def test_texts_are_not_cut_into_lines():
     ("one text", {}, TypeError, "corpus must be a list of texts, not str"),
     (None, {}, TypeError, "corpus must be a list of texts, not NoneType"),
     (["a", 7], {}, TypeError, r"corpus\[1\] must be a string, not int"),
-    (["a", "b\ud800"], {}, ValueError, r"corpus\[1\] must be Unicode text, but at position 1 holds the lone surrogate '\\ud800'"),
+    (["a", "b\ud800"], {}, ValueError, r"corpus\[1\] must be Unicode text, but character 1 is the lone surrogate '\\ud800'"),
     (["a"], {"vocab_size": 255}, ValueError, r"vocab_size \(255\) must be at least 256 to hold special tokens and alphabet"),
     (["a"], {"vocab_size": 256, "special_tokens": ["x|"]}, ValueError, r"vocab_size \(256\) must be at least 257"),
     (["abc"], {"vocab_size": 2, "byte_level": False}, ValueError, r"vocab_size \(2\) must be at least 3"),
@@ -593,8 +593,8 @@ def test_wrong_training_is_refused(corpus, options, error, says):
 
 
 @pytest.mark.parametrize("text, error, says", [
-    ("ab\ud83d", ValueError, r"text must be Unicode text, but at position 2 holds the lone surrogate '\\ud83d'"),
-    ("\udc00", ValueError, "position 0"), (b"ab", TypeError, "text must be a string, not bytes"), (None, TypeError, "text must be a string"),
+    ("ab\ud83d", ValueError, r"text must be Unicode text, but character 2 is the lone surrogate '\\ud83d'"),
+    ("\udc00", ValueError, "character 0 is the lone surrogate"), (b"ab", TypeError, "text must be a string, not bytes"), (None, TypeError, "text must be a string"),
 ])
 @pytest.mark.usefixtures("unchecked")
 def test_what_is_no_text_is_refused(pairs, text, error, says):
@@ -812,36 +812,11 @@ def test_right_answers_of_another_kind_are_accepted(exercise, right):
 
 # Speed, run by `make bench` ----------------------------------------------------------------------------------------
 
-def seconds(function):
-    gc.collect()
-    start = time.perf_counter()
-    function()
-    return time.perf_counter() - start
-
-
-def interleaved(*functions, rounds=5):
-    """Median time of each function; they take turns."""
-    times = [[] for _ in functions]
-    for _ in range(rounds):
-        for function, record in zip(functions, times):
-            record.append(seconds(function))
-    return [statistics.median(record) for record in times]
-
-
-@pytest.fixture
-def within(record_property):
-    def check(name, value, bound):
-        print(f"{name}: {value:.2f} (at most {bound})")
-        record_property(name, value)
-        assert value <= bound
-    return check
-
-
 @pytest.mark.bench
 @pytest.mark.usefixtures("unchecked")
 def test_training_against_hugging_face(within):
     text = python_source(1_000_000)
-    ours, theirs = interleaved(lambda: BPETokenizer.train([text], 4096), lambda: train_theirs([text], 4096), rounds=7)
+    ours, theirs = interleaved(lambda: BPETokenizer.train([text], 4096), lambda: train_theirs([text], 4096))
     within("training, 1 MB to 4,096 entries / Hugging Face", ours / theirs, 2.0)
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from speed import ratio
 from torch import nn
 
 from transformer_course.recurrent import LSTM, RNN, LSTMCell
@@ -333,8 +334,7 @@ def test_copies_and_compiles_to_the_meta_device():
 # -- speed
 
 @pytest.mark.bench
-def test_speed_against_torch(unchecked, record_property):
-    from test_bench import ratio
+def test_speed_against_torch(unchecked, within):
     theirs, ours = pair(64, 128, 1, torch.float32)
     x = torch.randn(32, 50, 64)
 
@@ -342,6 +342,4 @@ def test_speed_against_torch(unchecked, record_property):
         network(x)[0].sum().backward()
 
     value = ratio(lambda: train(ours), lambda: train(theirs))
-    record_property("LSTM / torch", value)
-    print(f"LSTM, forward and backward / torch: {value:.2f} (at most 3)")
-    assert value < 3
+    within("LSTM, forward and backward / torch", value, 3.0)

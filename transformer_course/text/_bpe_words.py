@@ -45,18 +45,6 @@ def _splitter(is_ascii):
     return re.compile(rf"'(?:s|t|re|ve|m|ll|d)| ?[{letters}]+| ?[{numbers}]+"
                       rf"| ?[^{space}{letters}{numbers}]+|[{space}]+(?![^{space}])|[{space}]+")
 
-# %% ../../nbs/text/09_bpe.ipynb #a3679460
-def _check_text(text, name="text"):
-    """The text itself, or an error when it is no string or has no UTF-8."""
-    if not isinstance(text, str):
-        raise TypeError(f"{name} must be a string, not {type(text).__name__}")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"{name} must be Unicode text, but at position {error.start} holds the "
-                         f"lone surrogate {text[error.start]!a}, which is no character") from None
-    return text
-
 # %% ../../nbs/text/09_bpe.ipynb #b144a810
 _PRINTABLE = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]

@@ -13,7 +13,8 @@ from os import PathLike
 
 from ._bpe_files import _read_gpt2, _read_json, _write_json
 from ._bpe_merging import _check_merge, _learn_merges, _merge
-from ._bpe_words import _BYTE_OF, _SYMBOL_OF, _check_text, _splitter
+from ._bpe_words import _BYTE_OF, _SYMBOL_OF, _splitter
+from ._vocabulary import _checked_text
 
 # %% ../../nbs/text/09_bpe.ipynb #5a3c2c90
 def pretokenize(text: str) -> list[str]:
@@ -41,7 +42,7 @@ def pretokenize(text: str) -> list[str]:
         >>> pretokenize("I'm reading  2 books!")
         ['I', "'m", ' reading', ' ', ' 2', ' books', '!']
     """
-    return _splitter(_check_text(text).isascii()).findall(text)
+    return _splitter(_checked_text(text).isascii()).findall(text)
 
 # %% ../../nbs/text/09_bpe.ipynb #40a127d1
 def to_byte_symbols(text: str) -> str:
@@ -61,7 +62,7 @@ def to_byte_symbols(text: str) -> str:
         >>> to_byte_symbols("a bear"), to_byte_symbols("곰")
         ('aĠbear', 'ê³°')
     """
-    return _check_text(text).encode().decode("latin-1").translate(_SYMBOL_OF)
+    return _checked_text(text).encode().decode("latin-1").translate(_SYMBOL_OF)
 
 # %% ../../nbs/text/09_bpe.ipynb #d3ed45c0
 def from_byte_symbols(symbols: str) -> bytes:
@@ -81,7 +82,7 @@ def from_byte_symbols(symbols: str) -> bytes:
         >>> from_byte_symbols("aĠbear")
         b'a bear'
     """
-    if strange := [sign for sign in _check_text(symbols, "symbols") if sign not in _BYTE_OF]:
+    if strange := [sign for sign in _checked_text(symbols, "symbols") if sign not in _BYTE_OF]:
         raise ValueError(f"symbols must be signs of bytes, but {strange[0]!r} stands for no byte")
     return bytes(map(_BYTE_OF.__getitem__, symbols))
 
@@ -95,7 +96,7 @@ def _check_vocab(vocab):
         raise ValueError("vocab must be a dictionary from tokens to ids, and not empty")
     owner = {}
     for token, number in vocab.items():
-        _check_text(token, "each token of vocab")
+        _checked_text(token, "each token of vocab")
         if type(number) is not int or number < 0:
             raise ValueError(f"vocab[{token!r}] ({number!r}) must be a whole number from 0 up")
         if owner.setdefault(number, token) != token:
@@ -109,7 +110,7 @@ def _check_options(special_tokens, unknown, byte_level, add_prefix_space):
         raise TypeError(f"special_tokens must be a list of strings, not {special_tokens!r}")
     special = tuple(special_tokens)
     for token in special:
-        if not _check_text(token, "each of special_tokens"):
+        if not _checked_text(token, "each of special_tokens"):
             raise ValueError("special_tokens must not hold the empty string")
     if repeated := [token for token, count in Counter(special).items() if count > 1]:
         raise ValueError(f"special_tokens must not repeat, but {repeated[0]!r} does")
@@ -119,7 +120,7 @@ def _check_options(special_tokens, unknown, byte_level, add_prefix_space):
     if add_prefix_space and not byte_level:
         raise ValueError("add_prefix_space (True) needs byte_level=True")
     if unknown is not None:
-        _check_text(unknown, "unknown")
+        _checked_text(unknown, "unknown")
     return special
 
 # %% ../../nbs/text/09_bpe.ipynb #05c3ae5e
@@ -174,7 +175,7 @@ def _encode_word(tokenizer, word):
 # %% ../../nbs/text/09_bpe.ipynb #a99ebbc3
 def _encode(tokenizer, text):
     """The ids of a text: special tokens first, then word by word."""
-    ids, find = [], _splitter(_check_text(text).isascii()).findall
+    ids, find = [], _splitter(_checked_text(text).isascii()).findall
     known, prefix = tokenizer._cache.get, tokenizer._prefix
     pieces = tokenizer._finder.split(text) if tokenizer._special else [text]
     for i, piece in enumerate(pieces):
@@ -233,7 +234,7 @@ def _count_words(corpus, add_prefix_space):
                         "of one text, make a list of one")
     counts = Counter()
     for i, text in enumerate(corpus):
-        _check_text(text, f"corpus[{i}]")
+        _checked_text(text, f"corpus[{i}]")
         counts.update(pretokenize(_prefixed(text) if add_prefix_space else text))
     if not counts:
         raise ValueError("corpus is empty: there is no text to learn from")

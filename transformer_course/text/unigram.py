@@ -16,19 +16,9 @@ from ._unigram_files import SPACE, read_tokenizer, write_tokenizer
 from ._unigram_lattice import (best_path, build_lattice, log_total,
                                                       nbest_paths, prefix_table, sample_path)
 from ._unigram_training import learn_pieces
+from ._vocabulary import _checked_text
 
 # %% ../../nbs/text/11_unigram.ipynb #7c2a7107
-def _check_text(text, name="text"):
-    if not isinstance(text, str):
-        raise TypeError(f"{name} must be a string, not {type(text).__name__}")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"{name} must be Unicode text, but at position {error.start} holds the "
-                         f"lone surrogate {text[error.start]!a}, which is no character") from None
-    return text
-
-
 def _normalize(text, add_dummy_prefix, remove_extra_whitespaces):
     """The text with signs for its spaces, as SentencePiece writes it."""
     if remove_extra_whitespaces:
@@ -54,7 +44,7 @@ def _check_pieces(pieces_with_scores):
     for number, pair in enumerate(pieces_with_scores):
         if isinstance(pair, str) or not isinstance(pair, Iterable) or len(pair := [*pair]) != 2:
             raise TypeError(f"pieces_with_scores[{number}] ({pair!r}) must be a piece and a score")
-        piece, score = _check_text(pair[0], f"the piece of pieces_with_scores[{number}]"), pair[1]
+        piece, score = _checked_text(pair[0], f"the piece of pieces_with_scores[{number}]"), pair[1]
         if not piece:
             raise ValueError(f"pieces_with_scores[{number}] is the empty string, which is no piece")
         if piece in scores:
@@ -74,13 +64,13 @@ def _check_special(special_tokens, unknown):
     """The unknown token and the special tokens, each once."""
     if isinstance(special_tokens, str) or not isinstance(special_tokens, Iterable):
         raise TypeError(f"special_tokens must be a list of strings, not {special_tokens!r}")
-    special = [_check_text(token, "each of special_tokens") for token in special_tokens]
+    special = [_checked_text(token, "each of special_tokens") for token in special_tokens]
     if "" in special or unknown == "":
         raise ValueError("a special token must not be the empty string")
     if repeated := [token for token in special if special.count(token) > 1]:
         raise ValueError(f"special_tokens must not repeat, but {repeated[0]!r} does")
     if unknown is not None:
-        special.insert(0, _check_text(unknown, "unknown"))
+        special.insert(0, _checked_text(unknown, "unknown"))
     return tuple(dict.fromkeys(special))
 
 
@@ -163,7 +153,7 @@ class _Properties(_Tables):
 class _Segmenter(_Properties):
     def _units(self, text):
         """(is it special, special token or word) for each part of a text."""
-        _check_text(text)
+        _checked_text(text)
         for i, part in enumerate(self._finder.split(text) if self._special else [text]):
             if i % 2:  # re.split puts what the pattern found at the odd places
                 yield True, part
@@ -371,7 +361,7 @@ def _count_words(corpus, special, add_dummy_prefix, remove_extra_whitespaces):
     finder = re.compile("|".join(map(re.escape, sorted(special, key=len, reverse=True))))
     words = {}
     for i, text in enumerate(corpus):
-        _check_text(text, f"corpus[{i}]")
+        _checked_text(text, f"corpus[{i}]")
         for part in finder.split(text) if special else [text]:
             for word in _words(_normalize(part, add_dummy_prefix, remove_extra_whitespaces)):
                 words[word] = words.get(word, 0) + 1

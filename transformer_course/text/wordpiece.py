@@ -12,9 +12,10 @@ from os import PathLike
 from pathlib import Path
 from typing import SupportsIndex
 
+from ._vocabulary import _checked_text
 from ._wordpiece_files import read_tokenizer, read_vocab, write_tokenizer
 from ._wordpiece_training import learn_pieces
-from ._wordpiece_words import BasicTokenizer, aligned_words, check_text
+from ._wordpiece_words import BasicTokenizer, aligned_words
 
 # %% ../../nbs/text/10_wordpiece.ipynb #76cc3903
 def longest_match(word: str, pieces: Container[str], prefix: str = "##",
@@ -59,7 +60,7 @@ def _checked_vocab(vocab):
     if not tokens:
         raise ValueError("vocab is empty")
     for at, token in enumerate(tokens):
-        if not check_text(token, f"entry {at} of vocab"):
+        if not _checked_text(token, f"entry {at} of vocab"):
             raise ValueError(f"entry {at} of vocab is the empty string")
     if len(set(tokens)) < len(tokens):
         twice = Counter(tokens).most_common(1)[0][0]
@@ -127,7 +128,7 @@ def _pieces(tokenizer, word):
 
 def _parts(tokenizer, text):
     """(part, whether it is a special token) for the text cut at its special tokens."""
-    parts = tokenizer._special.split(check_text(text))
+    parts = tokenizer._special.split(_checked_text(text))
     return [(part, at % 2 == 1) for at, part in enumerate(parts)]
 
 
