@@ -40,7 +40,7 @@ def python_source(size):
 
 def korean():
     sentences = TeddyWorld(0).sentences(1500)
-    return [" ".join(s.korean).replace(" -", "").replace(" .", ".") for s in sentences] + [
+    return [s.korean_text for s in sentences] + [
         "가나다라 마바사아자차카타파하.\n값어치가 없다고? 닭과 앎, 뷁! ㅋㅋㅋ ㅠㅠ 3개월 만에 2,000원", "\u1112\u1161\u11ab"]
 
 
@@ -579,7 +579,8 @@ def test_texts_are_not_cut_into_lines():
     (["a"], {"add_prefix_space": 1}, TypeError, "add_prefix_space must be True or False, not 1"),
     (["a"], {"add_prefix_space": True, "byte_level": False}, ValueError, r"add_prefix_space \(True\) needs byte_level=True"),
     (["a"], {"special_tokens": "<s>"}, TypeError, "special_tokens must be a list of strings"),
-    (["a"], {"special_tokens": ["<s>", "<s>"]}, ValueError, "special_tokens must not repeat, but '<s>' does"),
+    (["a"], {"special_tokens": ["<s>", "<s>"]}, ValueError, "special_tokens must be different, but '<s>' comes twice"),
+    (["a"], {"special_tokens": None}, TypeError, "special_tokens must be a list of strings, not NoneType"),
     (["a"], {"special_tokens": [""]}, ValueError, "must not hold the empty string"),
     (["a"], {"special_tokens": [7]}, TypeError, "each of special_tokens must be a string"),
     (["a"], {"special_tokens": ["\udfff"]}, ValueError, "lone surrogate"),
@@ -614,6 +615,7 @@ def test_unknown_characters_are_never_dropped():
     ([0, 1500], ValueError, r"ids\[1\] \(1500\) is not in the vocabulary, which ends at 1499"),
     ([-1], ValueError, r"ids\[0\] \(-1\)"), ([1, 1.0], TypeError, r"ids\[1\] \(1.0\) must be a whole number"),
     (["a"], TypeError, r"ids\[0\] \('a'\)"), ("a", TypeError, r"ids\[0\] \('a'\)"),
+    (None, TypeError, "ids must be a list of whole numbers, not NoneType"), (3, TypeError, "ids must be a list of whole numbers, not int"),
 ])
 @pytest.mark.usefixtures("unchecked")
 def test_wrong_ids_are_refused(pairs, ids, error, says):
@@ -629,6 +631,23 @@ def test_ids_of_arrays_and_tensors_decode():
     for ids in (np.array([256, 257]), torch.tensor([256, 257])):
         assert tokenizer.decode(list(ids)) == tokenizer.decode(ids) == "ab ab"
     assert BPETokenizer.train(["ab ab"], np.int64(258)).merges == tokenizer.merges
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_ids_of_numpy_in_a_vocabulary_become_pythons(tmp_path):
+    np = pytest.importorskip("numpy")
+    tokenizer = BPETokenizer({"a": np.int64(1), "b": np.uint8(0), "ab": 2}, [("a", "b")], byte_level=False)
+    assert list(map(type, tokenizer.vocab.values())) == [int] * 3 and tokenizer.encode("abb") == [2, 0]
+    tokenizer.save(tmp_path / "tokenizer.json")
+    assert BPETokenizer.load(tmp_path / "tokenizer.json").vocab == {"b": 0, "a": 1, "ab": 2}
+    with pytest.raises(ValueError, match=r"vocab\['a'\] \(np.float64\(1.0\)\) must be a whole number from 0 up"):
+        BPETokenizer({"a": np.float64(1)}, [])
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_merges_that_are_no_list_are_refused():
+    with pytest.raises(TypeError, match="merges must be a list of pairs of tokens, not NoneType"):
+        BPETokenizer({"a": 0}, None)
 
 
 @pytest.mark.parametrize("arguments, says", [

@@ -125,7 +125,7 @@ def test_other_precisions(dtype, tolerance):
     x = torch.randn(2, 7, 3, generator=torch.Generator().manual_seed(0)).to(dtype)
     output, (h, c) = ours(x, lengths=[7, 2])
     assert output.dtype == h.dtype == c.dtype == dtype
-    reference, exact = pair(3, 5, 2, torch.float64)
+    _, exact = pair(3, 5, 2, torch.float64)
     exact.load_state_dict(theirs.state_dict())
     assert (output - exact(x.double(), lengths=[7, 2])[0]).abs().max() < tolerance
 
@@ -276,8 +276,8 @@ def test_an_lstm_with_open_gates_remembers_further_than_an_rnn(seed):
         torch.manual_seed(seed)
         return RNN(16, 32) if kind == "rnn" else LSTM(16, 32, forget_bias=bias)
 
-    assert recall(made("lstm", 3.0), 40, seed) > 0.9
-    assert recall(made("rnn"), 20, seed) < 0.25 and recall(made("lstm"), 20, seed) < 0.25
+    assert recall(made("lstm", 3.0), 40, seed) > 0.95  # 1.000 on all three
+    assert recall(made("rnn"), 20, seed) < 0.2 and recall(made("lstm"), 20, seed) < 0.2  # 0.11 to 0.15; chance is 0.125
 
 
 # -- what it refuses

@@ -2,6 +2,7 @@
 import copy
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, strategies as st
@@ -115,11 +116,14 @@ def test_half_precision(dtype):
     outcome[0].sum().backward()
 
 
-def test_autocast_takes_float32():
+def test_autocast_takes_float32_and_its_own_dtype():
     rnn, x = RNN(6, 8), torch.randn(3, 9, 6)
     with torch.autocast("cpu", torch.bfloat16):
         output, state = rnn(x, torch.zeros(1, 3, 8), [9, 4, 1])
+        half, _ = rnn(x.bfloat16(), torch.zeros(1, 3, 8, dtype=torch.bfloat16), [9, 4, 1])
+        cell = RNNCell(6, 8)(x[:, 0].bfloat16())
     assert (output.float() - rnn(x, lengths=[9, 4, 1])[0]).abs().max() < 0.05 and state.shape == (1, 3, 8)
+    assert (half - output).abs().max() < 0.05 and cell.dtype == torch.bfloat16
     assert RNNCell(6, 8).to("meta")(torch.zeros(3, 6, device="meta")).device.type == "meta"
 
 
@@ -231,6 +235,8 @@ X = torch.zeros(2, 4, 3)
     ({"num_layers": 0}, r"num_layers \(0\) must be a whole number, 1 or more"),
     ({"num_layers": -1}, "num_layers"), ({"num_layers": True}, "num_layers"), ({"num_layers": 1.0}, "num_layers"),
     ({"input_size": 0}, r"input_size \(0\)"), ({"hidden_size": 0}, r"hidden_size \(0\)"), ({"hidden_size": "5"}, "hidden_size"),
+    ({"input_size": True}, r"input_size \(True\)"), ({"hidden_size": True}, r"hidden_size \(True\)"),
+    ({"input_size": None}, r"input_size \(None\)"), ({"hidden_size": 5.0}, r"hidden_size \(5.0\)"),
 ])
 @pytest.mark.usefixtures("unchecked")
 def test_wrong_sizes_are_refused(sizes, says):
@@ -239,6 +245,16 @@ def test_wrong_sizes_are_refused(sizes, says):
     if "num_layers" not in sizes:
         with pytest.raises(ValueError, match=says):
             RNNCell(**{"input_size": 3, "hidden_size": 5, **sizes})
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_whole_numbers_of_numpy_and_of_any_width_will_do():
+    rnn, x = RNN(np.int64(3), np.int64(5), np.int64(2)), torch.randn(2, 4, 3)
+    expected = rnn(x, lengths=[4, 2])
+    for lengths in (np.array([4, 2], np.uint64), torch.tensor([4, 2], dtype=torch.uint16), torch.tensor([4, 2], dtype=torch.int8)):
+        assert all(torch.equal(a, b) for a, b in zip(rnn(x, lengths=lengths), expected))
+    with pytest.raises(ValueError, match="lengths must be from 1 to 4"):
+        rnn(x, lengths=np.array([4, 2**64 - 1], np.uint64))
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -254,6 +270,8 @@ def test_an_activation_must_be_a_function():
     (torch.zeros(2, 0, 3), None, None, ValueError, "at least one time step"),
     (X.double(), None, None, ValueError, "x has dtype torch.float64, but the weights have torch.float32"),
     (X.long(), None, None, ValueError, "x has dtype torch.int64"),
+    (X.tolist(), None, None, TypeError, "x must be a tensor, not list"),
+    (None, None, None, TypeError, "x must be a tensor, not NoneType"),
     (X, torch.zeros(2, 5), None, ValueError, r"state must have shape \(2, 2, 5\), not \(2, 5\)"),
     (X, torch.zeros(1, 2, 5), None, ValueError, r"state must have shape \(2, 2, 5\)"),
     (X, torch.zeros(2, 1, 5), None, ValueError, r"state must have shape \(2, 2, 5\)"),
@@ -267,6 +285,7 @@ def test_an_activation_must_be_a_function():
     (X, None, torch.tensor([[4], [4]]), ValueError, "one number for each of 2 sequences"),
     (X, None, [4.0, 2.0], TypeError, "lengths must hold whole numbers, not torch.float32"),
     (X, None, torch.tensor([True, True]), TypeError, "lengths must hold whole numbers, not torch.bool"),
+    (X, None, torch.tensor([4, 2], dtype=torch.complex64), TypeError, "lengths must hold whole numbers, not torch.complex64"),
     (X, None, "42", TypeError, "lengths cannot be read as whole numbers"),
     (X, None, [None, 2], TypeError, "lengths cannot be read as whole numbers"),
 ])
@@ -276,15 +295,18 @@ def test_wrong_input_is_refused(x, state, lengths, error, says):
         RNN(3, 5, 2)(x, state, lengths)
 
 
-@pytest.mark.parametrize("x, state, says", [
-    (torch.zeros(2, 4), None, "with input_size 3"), (torch.zeros(3), None, r"x must have shape \(batch, input_size\)"),
-    (torch.zeros(2, 3), torch.zeros(1, 5), r"state must have shape \(2, 5\)"),
-    (torch.zeros(2, 3), torch.zeros(5), r"state must have shape \(2, 5\)"),
-    (torch.zeros(2, 3).half(), None, "x has dtype torch.float16"),
+@pytest.mark.parametrize("x, state, error, says", [
+    (torch.zeros(2, 4), None, ValueError, "with input_size 3"),
+    (torch.zeros(3), None, ValueError, r"x must have shape \(batch, input_size\)"),
+    (torch.zeros(2, 3), torch.zeros(1, 5), ValueError, r"state must have shape \(2, 5\)"),
+    (torch.zeros(2, 3), torch.zeros(5), ValueError, r"state must have shape \(2, 5\)"),
+    (torch.zeros(2, 3).half(), None, ValueError, "x has dtype torch.float16"),
+    (np.zeros((2, 3), np.float32), None, TypeError, "x must be a tensor, not ndarray"),
+    (torch.zeros(2, 3), [0.0] * 5, TypeError, "state must be a tensor, not list"),
 ])
 @pytest.mark.usefixtures("unchecked")
-def test_wrong_input_of_a_cell_is_refused(x, state, says):
-    with pytest.raises(ValueError, match=says):
+def test_wrong_input_of_a_cell_is_refused(x, state, error, says):
+    with pytest.raises(error, match=says):
         RNNCell(3, 5)(x, state)
 
 

@@ -2,6 +2,7 @@
 import math
 import random
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, strategies as st
@@ -175,6 +176,18 @@ def test_the_translator_is_torchs(parity, attention, layers, both_ways, seed):
            "random ids and lengths in float64; one and two layers, one way and both, with and without attention")
 
 
+def test_lengths_may_be_a_list_as_in_a_recurrent_network():
+    model, source, target = model_of("dot"), torch.tensor([[3, 4, 5], [6, 0, 0]]), torch.tensor([[1, 4], [1, 5]])
+    assert torch.equal(model(source, target, [3, 1]), model(source, target, torch.tensor([3, 1])))
+    assert torch.equal(model(source, target, [3, 3]), model(source, target))
+
+
+def test_names_of_the_parameters():
+    names = {name.split(".")[0] for name in model_of("additive", both_ways=True).state_dict()}
+    assert names == {"source_embedding", "target_embedding", "encoder", "backward_encoder", "decoder", "attention", "combine", "output"}
+    assert Seq2Seq.__mro__[1] is nn.Module  # one flat class, so that the reference lists all its methods
+
+
 def test_generate_says_the_best_word_and_fills_up_with_eos():
     model, source, lengths = model_of("dot"), torch.tensor([[3, 4, 5], [6, 0, 0]]), torch.tensor([3, 1])
     ids, weights = model.generate(source, 1, 2, 7, lengths)
@@ -186,6 +199,13 @@ def test_generate_says_the_best_word_and_fills_up_with_eos():
     assert weights.shape == (2, ids.shape[1], 3) and (weights[1, :, 1:] == 0).all()
     eos = int(ids[0, 0])
     assert model.generate(source[:1], 1, eos, 7)[0].tolist() == [[eos]]
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_ids_of_numpy_are_whole_numbers_too():
+    model, source = model_of("dot"), torch.tensor([[3, 4, 5]])
+    numpys, _ = model.generate(source, np.int64(1), np.int64(2), np.int64(7))
+    assert torch.equal(numpys, model.generate(source, 1, 2, 7)[0]) and numpys.dtype == torch.int64
 
 
 def test_translate_is_the_same_in_any_batch_and_says_what_is_incomplete():
@@ -287,6 +307,7 @@ Q, K = torch.zeros(2, 3, 4), torch.zeros(2, 5, 4)
     ((Q, K[..., :3]), ValueError, "keys must have width 4, not 3"),
     ((Q, K, K, torch.ones(2, 5)), TypeError, "mask must hold booleans .* not torch.float32"),
     ((Q, K, K, [[True]]), TypeError, "mask must hold booleans .* not list"),
+    ((Q, K, K, K.numpy() > 0), TypeError, "mask must hold booleans .* in a tensor, not ndarray"),
     ((Q, K, K, torch.ones(2, 4) > 0), ValueError, r"mask must have shape \(batch, k_len\) = \(2, 5\)"),
     ((Q, K, K, torch.ones(3, 5) > 0), ValueError, "mask must have shape"),
     ((Q, K, K, torch.ones(2, 2, 5) > 0), ValueError, "mask must have shape"),
@@ -300,6 +321,12 @@ def test_wrong_arguments_of_attention(attend, args, error, says):
         attend(*args)
 
 
+@pytest.mark.usefixtures("unchecked")
+def test_additive_attention_names_a_query_of_another_type_than_its_weights():
+    with pytest.raises(ValueError, match="query has dtype torch.float64, but the weights have torch.float32"):
+        AdditiveAttention(4, 4, 5)(Q.double(), K.double())
+
+
 @pytest.mark.parametrize("make, error, says", [
     (lambda: AdditiveAttention(0, 4, 4), ValueError, r"query_dim \(0\) must be a whole number"),
     (lambda: AdditiveAttention(4, 4, True), ValueError, r"hidden_dim \(True\)"),
@@ -309,6 +336,7 @@ def test_wrong_arguments_of_attention(attend, args, error, says):
     (lambda: Seq2Seq(9, 9, LSTM(4, 3), LSTM(4, 6), None, LSTM(5, 3)), ValueError, "backward_encoder must read vectors of width 4"),
     (lambda: Seq2Seq(9, 9, LSTM(4, 6), RNN(4, 6)), TypeError, r"decoder \(RNN\) must be a recurrent network of the same class"),
     (lambda: Seq2Seq(9, 9, nn.Linear(4, 6), LSTM(4, 6)), TypeError, r"encoder \(Linear\)"),
+    (lambda: Seq2Seq(9, 9, nn.LSTM(4, 6), nn.LSTM(4, 6)), TypeError, r"encoder must be called with \(x, state, lengths\).* torch.nn.LSTM knows no"),
     (lambda: Seq2Seq(9, 9, LSTM(4, 6, 2), LSTM(4, 6)), ValueError, "decoder must have as many layers"),
     (lambda: Seq2Seq(9, 9, LSTM(4, 6), LSTM(4, 6), "dot"), TypeError, "attention must be a module or None, not str"),
     (lambda: Seq2Seq(0, 9, LSTM(4, 6), LSTM(4, 6)), ValueError, r"source_vocab_size \(0\)"),
@@ -329,11 +357,13 @@ IDS = torch.tensor([[1, 2], [3, 4]])
     (IDS.float(), IDS, None, TypeError, "source must be a tensor of whole numbers, not torch.float32"),
     (IDS + 7, IDS, None, ValueError, "source must hold ids from 0 to 8, but go from 8 to 11"),
     (IDS, -IDS, None, ValueError, "target must hold ids from 0 to 10"),
-    (IDS, IDS, torch.tensor([2]), ValueError, r"source_lengths must have shape \(2,\)"),
-    (IDS, IDS, torch.tensor([2, 0]), ValueError, "source_lengths must be from 1 to 2, but go from 0 to 2"),
-    (IDS, IDS, torch.tensor([3, 1]), ValueError, "source_lengths must be from 1 to 2"),
-    (IDS, IDS, torch.tensor([1.0, 2.0]), TypeError, "source_lengths must be a tensor of whole numbers"),
-    (IDS, IDS, [1, 2], TypeError, "source_lengths must be a tensor of whole numbers, not list"),
+    (IDS, IDS, torch.tensor([2]), ValueError, r"^source_lengths must hold one number for each of 2 sequences, but has shape \(1,\)"),
+    (IDS, IDS, torch.tensor([2, 0]), ValueError, "^source_lengths must be from 1 to 2, the number of time steps, but go from 0 to 2"),
+    (IDS, IDS, torch.tensor([3, 1]), ValueError, "^source_lengths must be from 1 to 2, .* but go from 1 to 3"),
+    (IDS, IDS, torch.tensor([1.0, 2.0]), TypeError, "^source_lengths must hold whole numbers, not torch.float32"),
+    (IDS, IDS, [True, True], TypeError, "^source_lengths must hold whole numbers, not torch.bool"),
+    (IDS, IDS, ["1", "2"], TypeError, "^source_lengths cannot be read as whole numbers"),
+    (IDS.numpy(), IDS, None, TypeError, "source must be a tensor of whole numbers, not ndarray"),
 ])
 @pytest.mark.usefixtures("unchecked")
 def test_wrong_sentences(source, target, lengths, error, says):
@@ -347,11 +377,15 @@ def test_wrong_texts_and_lengths_to_say():
     plain = Vocabulary(list("ab"))
     for call, error, says in [
             (lambda: translate(model, [["a"], []], LETTERS, LETTERS), ValueError, r"sentences\[1\] is empty"),
+            (lambda: translate(model, [["a"], 5], LETTERS, LETTERS), TypeError, r"sentences\[1\] must be a list of tokens, not 5"),
+            (lambda: translate(model, [["a"]], LETTERS, None), TypeError, "target_vocabulary must be a Vocabulary, not NoneType"),
+            (lambda: translation_batches([["a"]], LETTERS, LETTERS), TypeError, r"pairs\[0\] must be \(source tokens, target tokens\), not \['a'\]"),
             (lambda: translate(model, ["ab"], LETTERS, LETTERS), TypeError, r"sentences\[0\] must be a list of tokens"),
             (lambda: translate(Seq2Seq(6, 14, RNN(4, 6), RNN(4, 6)), [["x"]], strict, LETTERS), ValueError, "'x'"),
             (lambda: translate(model, [["a"]], plain, LETTERS), ValueError, r"source_vocabulary lacks \[PAD\], \[BOS\], \[EOS\]"),
             (lambda: translate(model, [["a"]], LETTERS, LETTERS, max_len=0), ValueError, r"max_len \(0\) must be a whole number"),
             (lambda: translate(model, [["a"]], LETTERS, strict), ValueError, "target_vocabulary has 6 tokens, but the model was made for 14"),
+            (lambda: model.decode(IDS, None), TypeError, "memory must be what encode returns, not NoneType"),
             (lambda: model.generate(IDS, 1, 2, 2.5), ValueError, r"max_len \(2.5\)"),
             (lambda: model.generate(IDS, 99, 2, 5), ValueError, r"bos \(99\) must be an id from 0 to 13"),
             (lambda: translation_batches([], LETTERS, LETTERS), ValueError, "pairs is empty"),
@@ -390,7 +424,7 @@ def copied(attention, seed, length):
 def test_attention_removes_the_bottleneck_within_the_trained_lengths(seed):
     one_vector, attention = copied(False, seed, 12), copied(True, seed, 12)
     print(f"seed {seed}: one vector {one_vector:.2f}, attention {attention:.2f}")
-    assert one_vector < 0.3 and attention > 0.5
+    assert one_vector < 0.15 and attention > 0.85  # measured: 0.01 to 0.03 and 0.95 to 0.98
 
 
 def translator(attention, seed, epochs):
@@ -420,7 +454,7 @@ def translator(attention, seed, epochs):
 @pytest.mark.usefixtures("unchecked")
 def test_translations_and_alignments_hold_over_seeds(seed):
     right, error = translator(True, seed, 5)  # measured: 0.50 to 0.54 and 0.19; on the diagonal 0.36
-    assert right > 0.4 and error < 0.26
+    assert right > 0.45 and error < 0.23
 
 
 @pytest.mark.slow

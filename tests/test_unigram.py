@@ -14,6 +14,7 @@ import struct
 import time
 from functools import cache
 
+import numpy as np
 import pytest
 import sentencepiece
 import tokenizers
@@ -169,7 +170,7 @@ def test_training_reaches_sentencepieces_likelihood_with_all_settings(switches):
     theirs = ours_of(sentencepieces("english", 200, **switches), **switches)
     ours = UnigramTokenizer.train(corpus("english"), 200, ["<s>", "</s>"], **switches)
     a, b = (sum(t.log_likelihood(text) for text in corpus("english")) for t in (ours, theirs))
-    assert a >= b * 1.01 and ours.vocab_size == theirs.vocab_size == 200
+    assert a >= b * 0.9 and ours.vocab_size == theirs.vocab_size == 200   # 16 and 19 % nearer to 0, thanks to the refit
 
 
 @pytest.mark.parametrize("name, size", SIZES)
@@ -180,7 +181,7 @@ def test_training_reaches_sentencepieces_likelihood(parity, name, size):
     a, b = (sum(t.log_likelihood(text) for text in corpus(name)) for t in (ours, theirs))
     parity(MODULE + ".train", "sentencepiece", max(0, (b - a) / abs(b)), 0.01, LIKELIHOOD)
     tokens = [sum(len(t.encode(text)) for text in corpus(name)) for t in (ours, theirs)]
-    assert tokens[0] <= 1.05 * tokens[1]
+    assert a >= 0.97 * b and tokens[0] <= tokens[1]     # 5 to 16 % nearer to 0; 3 to 18 % fewer
 
 
 def pieces_model(draw_spaces):
@@ -297,7 +298,7 @@ def p_value(sampler, theta, draws=20_000):
 
 @pytest.mark.parametrize("theta", [0.01, 0.3, 1.0])
 def test_samples_have_the_right_distribution(theta):
-    assert p_value(lattices.sample_path, theta) > 1e-3
+    assert p_value(lattices.sample_path, theta) > 0.05
 
 
 def forward_of_the_model_at_one(lattice, theta, generator):
@@ -347,7 +348,7 @@ def test_sampling_entropy_is_sentencepieces_sampling():
                                for _ in range(4000))
     assert seen.keys() <= {tuple(pieces) for pieces, _ in paths}
     total = sum(abs(seen[tuple(p)] / 4000 - w / sum(weights)) for (p, _), w in zip(paths, weights)) / 2
-    assert total < 0.1
+    assert total < 0.03   # 0.002 to 0.008 in six runs
 
 
 # Training ----------------------------------------------------------------------------------------------------------
@@ -444,7 +445,7 @@ def test_faulty_losses_are_caught(fault):
 
 def test_pruning_keeps_characters_and_drops_what_nobody_uses():
     scores = {"a": -2.0, "b": -2.0, "ab": -1.0, "ba": -9.0}
-    assert training.prune({"abab": 3}, scores, 2) == {"ab": -1.0} or training.prune({"abab": 3}, scores, 2) == {}
+    assert training.prune({"abab": 3}, scores, 2) == {"ab": -1.0}   # the only piece in use
     kept = training.prune({"abab": 3, "a": 1, "b": 1}, scores, 3)
     assert kept == {"a": -2.0, "b": -2.0, "ab": -1.0}
     assert training.prune({"abab": 3, "a": 1, "b": 1}, scores, 2) == {"a": -2.0, "b": -2.0}
@@ -497,6 +498,8 @@ GOOD = [("<unk>", 0), ("▁", -1), ("a", -2)]
     (([*GOOD, ("b", True)],), TypeError, "the score of 'b' must be a number, not True"),
     (([*GOOD, ("b", "1")],), TypeError, "the score of 'b' must be a number"),
     (([*GOOD, ("b", None)],), TypeError, "the score of 'b' must be a number"),
+    (([*GOOD, ("b", np.zeros(2))],), TypeError, r"the score of 'b' must be a number, not array\(\[0., 0.\]\)"),
+    (([*GOOD, ("b", -10**400)],), TypeError, "the score of 'b' must be a number"),
     (([*GOOD, ("", -1)],), ValueError, r"pieces_with_scores\[3\] is the empty string"),
     (([*GOOD, (3, -1)],), TypeError, r"the piece of pieces_with_scores\[3\] must be a string, not int"),
     (([*GOOD, ("\ud800", -1)],), ValueError, "lone surrogate"),
@@ -553,19 +556,34 @@ def test_wrong_training_is_refused(arguments, options, error, says):
     (lambda t: t.encode("a", float("nan")), ValueError, "alpha"),
     (lambda t: t.tokenize("a", float("inf")), ValueError, "alpha"),
     (lambda t: t.tokenize("a", "0.1"), TypeError, "alpha must be a number or None, not '0.1'"),
+    (lambda t: t.tokenize("a", np.ones(2)), TypeError, r"alpha must be a number or None, not array\(\[1., 1.\]\)"),
     (lambda t: t.tokenize("a", True), TypeError, "alpha must be a number or None, not True"),
     (lambda t: t.tokenize("a", 0.1, 3), TypeError, "generator must be a random.Random, not int"),
     (lambda t: t.nbest("a", 0), ValueError, r"n \(0\) must be at least 1"),
     (lambda t: t.nbest("a", 1.0), TypeError, "n must be a whole number"),
     (lambda t: t.decode([3]), ValueError, r"ids\[0\] \(3\) is not in the vocabulary, which has the ids 0 to 2"),
     (lambda t: t.decode([0, -1]), ValueError, r"ids\[1\] \(-1\)"),
-    (lambda t: t.decode([0.0]), TypeError, "float"),
-    (lambda t: t.decode("ab"), TypeError, "str"),
+    (lambda t: t.decode([0.0]), TypeError, r"ids\[0\] \(0.0\) must be a whole number, not float"),
+    (lambda t: t.decode([1, None]), TypeError, r"ids\[1\] \(None\) must be a whole number, not NoneType"),
+    (lambda t: t.decode([True]), TypeError, r"ids\[0\] \(True\) must be a whole number, not bool"),
+    (lambda t: t.decode(np.array([[1, 2]])), TypeError, r"ids\[0\] \(array\(\[1, 2\]\)\) must be a whole number"),
+    (lambda t: t.decode(None), TypeError, "ids must be a list of whole numbers, not NoneType"),
+    (lambda t: t.decode(1), TypeError, "ids must be a list of whole numbers, not int"),
+    (lambda t: t.decode("ab"), TypeError, "ids must be a list of whole numbers, not str"),
 ])
 @pytest.mark.usefixtures("unchecked")
 def test_wrong_calls_are_refused(call, error, says):
     with pytest.raises(error, match=says):
         call(UnigramTokenizer(GOOD))
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_numbers_of_numpy_are_numbers():
+    ours = UnigramTokenizer([(piece, np.float32(score)) for piece, score in GOOD])
+    assert ours.pieces == UnigramTokenizer(GOOD).pieces
+    assert ours.nbest("a", np.int64(1)) == ours.nbest("a", 1) and ours.decode(np.array([1, 2])) == "a"
+    assert ours.encode("aa", np.float64(0.5), random.Random(0)) == ours.encode("aa", 0.5, random.Random(0))
+    assert UnigramTokenizer.train(["abab"] * 9, np.int64(4)).pieces == UnigramTokenizer.train(["abab"] * 9, 4).pieces
 
 
 def changed(**parts):

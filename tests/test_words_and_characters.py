@@ -309,7 +309,9 @@ def test_wrong_vocabularies_are_refused(arguments, error, says):
     ([["a"]], {"max_size": 2}, ValueError, r"max_size \(2\) must be at least 3"),
     ([["a"]], {"max_size": 3.0}, TypeError, "max_size must be a whole number, not 3.0"),
     ([["a"]], {"max_size": True}, TypeError, "max_size must be a whole number, not True"),
-    ([["a"], None], {}, TypeError, "not iterable"),
+    ([["a"], None], {}, TypeError, "token_lists must hold lists of tokens, but 'NoneType' object is not iterable"),
+    ([[["a"]]], {}, TypeError, "token_lists must hold lists of tokens, but unhashable type: 'list'"),
+    (None, {}, TypeError, "token_lists must be a list of lists of tokens, not NoneType"),
     ([["a"]], {"max_size": "5"}, TypeError, "max_size must be a whole number, not '5'"),
     (["a bear"], {}, TypeError, "token_lists must hold lists of tokens, not strings; cut them"),
     ([[1]], {}, TypeError, "each of token_lists must be a string, not int"),
@@ -330,6 +332,8 @@ def test_vocabularies_of_nothing_are_refused(token_lists, options, error, says):
     (lambda v: v.id("c"), ValueError, r"token \('c'\) is not in this vocabulary"),
     (lambda v: v.id(0), TypeError, "token must be a string, not int"),
     (lambda v: v.encode("ab"), TypeError, "tokens must be a list of tokens, not a string"),
+    (lambda v: v.encode(None), TypeError, "tokens must be a list of tokens, not NoneType"),
+    (lambda v: v.decode(0), TypeError, "ids must be a list of whole numbers, not int"),
 ])
 def test_wrong_look_ups_are_refused(call, error, says):
     with pytest.raises(error, match=says):
@@ -381,6 +385,7 @@ def test_wrong_texts_and_ids_are_refused(kind):
     tokenizer = kind.train(["a b"])
     for call, error, says in [
             (lambda: tokenizer.encode("\udc00"), ValueError, "lone surrogate"), (lambda: tokenizer.tokenize(None), TypeError, "text must be a string"),
+            (lambda: tokenizer.decode(None), TypeError, "ids must be a list of whole numbers, not NoneType"),
             (lambda: tokenizer.decode([99]), ValueError, r"id \(99\)"), (lambda: tokenizer.decode([-1]), ValueError, r"id \(-1\)"),
             (lambda: kind(["a"]), TypeError, "vocabulary must be a Vocabulary, not list")]:
         with pytest.raises(error, match=says):
@@ -436,6 +441,11 @@ def test_files_that_are_no_json_are_refused(tmp_path, content):
     (lambda t: oov_rate(t, ["", " "]), ValueError, "texts must hold at least one token"),
     (lambda t: oov_rate(t.vocabulary, ["a bear"]), TypeError, "texts must hold lists of tokens for a Vocabulary, not strings"),
     (lambda t: ours.compare_tokenizers({"v": t.vocabulary}, ["a"]), TypeError, r"tokenizers\['v'\] must be a tokenizer, but has no vocab"),
+    (lambda t: oov_rate(t.vocabulary, [t.encode("a bear")]), TypeError, "each token of texts must be a string, not 2"),
+    (lambda t: oov_rate(t.vocabulary, [None]), TypeError, "each of texts must be a list of tokens, not NoneType"),
+    (lambda t: oov_rate(t, None), TypeError, "texts must be a list of texts, not NoneType"),
+    (lambda t: oov_rate(None, ["a"]), TypeError, "tokenizer must be a tokenizer, but has no encode"),
+    (lambda t: ours.compare_tokenizers({"t": t}, 5), TypeError, "texts must be a list of texts, not int"),
     (lambda t: oov_rate(t, "a bear"), TypeError, "texts must be a list of texts, not one string"),
     (lambda t: ours.compare_tokenizers({}, ["a"]), ValueError, "tokenizers is empty"),
     (lambda t: ours.compare_tokenizers({"t": t}, []), ValueError, "texts is empty"),

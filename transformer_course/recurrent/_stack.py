@@ -3,8 +3,10 @@
 # %% auto #0
 __all__ = ['NAMES', 'new_weights', 'unroll', 'run_layers', 'add_layers', 'layers_of', 'check_sizes', 'check_input', 'check_dtype', 'initial_state', 'as_lengths', 'past_the_end', 'zero_past_the_end']
 
-# %% ../../nbs/recurrent/14_rnn.ipynb #43d8c611
+# %% ../../nbs/recurrent/14_rnn.ipynb #e80471c7
 """What recurrent networks share: weights, the loop over time, the layers, and what they refuse."""
+from numbers import Integral
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -69,16 +71,18 @@ def layers_of(module):
     return [[getattr(module, f"{name}_l{layer}") for name in NAMES]
             for layer in range(module.num_layers)]
 
-# %% ../../nbs/recurrent/14_rnn.ipynb #ad783664
+# %% ../../nbs/recurrent/14_rnn.ipynb #a88acd8e
 def check_sizes(**sizes):
     """Refuse a size that is no whole number from 1 up."""
     for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        if isinstance(size, bool) or not isinstance(size, Integral) or size < 1:
             raise ValueError(f"{name} ({size!r}) must be a whole number, 1 or more")
 
 
 def check_input(x, dimensions, weight):
-    """Refuse an input that has the wrong shape or dtype, or no time step."""
+    """Refuse an input that is no tensor, has the wrong shape or dtype, or no time step."""
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"x must be a tensor, not {type(x).__name__}")
     *_, size = dimensions
     if x.dim() != len(dimensions) or x.shape[-1] != weight.shape[1]:
         raise ValueError(f"x must have shape ({', '.join(dimensions)}) with {size} "
@@ -105,7 +109,7 @@ def initial_state(name, state, shape, x, weight):
     check_dtype(name, state, weight)
     return state
 
-# %% ../../nbs/recurrent/14_rnn.ipynb #baaaf5eb
+# %% ../../nbs/recurrent/14_rnn.ipynb #14a50700
 def as_lengths(lengths, x):
     """Lengths as a tensor beside `x`, each from 1 to the number of time steps; None stays None."""
     if lengths is None:
@@ -117,13 +121,14 @@ def as_lengths(lengths, x):
     kind, (batch, steps, _) = lengths.dtype, x.shape
     if lengths.numel() and (kind.is_floating_point or kind.is_complex or kind == torch.bool):
         raise TypeError(f"lengths must hold whole numbers, not {kind}")
+    lengths = lengths.long()  # before they are compared, which PyTorch cannot do for all dtypes
     if lengths.shape != (batch,):
         raise ValueError(f"lengths must hold one number for each of {batch} sequences, but has "
                          f"shape {tuple(lengths.shape)}")
     if batch and not 1 <= lengths.min() <= lengths.max() <= steps:
         raise ValueError(f"lengths must be from 1 to {steps}, the number of time steps, but go "
                          f"from {lengths.min()} to {lengths.max()}")
-    return lengths.to(x.device, torch.long)
+    return lengths.to(x.device)
 
 # %% ../../nbs/recurrent/14_rnn.ipynb #f00afcc7
 def past_the_end(x, lengths):

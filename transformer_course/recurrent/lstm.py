@@ -105,7 +105,7 @@ def _initial_pair(state, shape, x, weight):
     return tuple(initial_state(name, part, shape, x, weight)
                  for name, part in zip(("h", "c"), state))
 
-# %% ../../nbs/recurrent/15_lstm.ipynb #be3212f5
+# %% ../../nbs/recurrent/15_lstm.ipynb #9789b7be
 class LSTM(nn.Module):
     r"""A long short-term memory: `LSTMCell` at every time step, in one or several layers.
 
@@ -116,8 +116,8 @@ class LSTM(nn.Module):
         input_size: width of the input.
         hidden_size: width of each layer's state and cell state.
         num_layers: how many layers.
-        forget_bias: what the two biases of each forget gate add up to at the start; 1 or more
-            makes a network that remembers from the first step on. None draws them as the others.
+        forget_bias: what the two biases of each forget gate add up to at the start: with no input
+            the gate lets the share sigmoid(forget_bias) pass. None draws them as the others.
 
     Raises:
         ValueError: a size is no whole number from 1 up, or `forget_bias` is not finite.

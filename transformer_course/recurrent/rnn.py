@@ -29,7 +29,7 @@ def _step_with(activation):
         raise TypeError(f"activation ({activation!r}) must be a function of a tensor")
     return partial(_rnn_step, activation=activation)
 
-# %% ../../nbs/recurrent/14_rnn.ipynb #8e7a8caf
+# %% ../../nbs/recurrent/14_rnn.ipynb #dc624a1c
 class RNNCell(nn.Module):
     r"""One step of a recurrent network: :math:`h' = f(W_{ih} x + b_{ih} + W_{hh} h + b_{hh})`.
 
@@ -38,7 +38,7 @@ class RNNCell(nn.Module):
     Args:
         input_size: width of the input.
         hidden_size: width of the state.
-        activation: f, elementwise.
+        activation: f, elementwise; a function without weights of its own.
 
     Raises:
         ValueError: a size is no whole number from 1 up.
@@ -75,14 +75,14 @@ class RNNCell(nn.Module):
 
         Raises:
             ValueError: a shape or dtype that does not fit the weights.
-            TypeError: `state` is no tensor.
+            TypeError: `x` or `state` is no tensor.
         """
         check_input(x, ("batch", "input_size"), self.weight_ih)
         state = initial_state("state", state, (len(x), self.hidden_size), x, self.weight_hh)
         projected = F.linear(x, self.weight_ih, self.bias_ih + self.bias_hh)
         return self.step(projected, (state,), self.weight_hh)[0]
 
-# %% ../../nbs/recurrent/14_rnn.ipynb #16d76d8a
+# %% ../../nbs/recurrent/14_rnn.ipynb #7b9934f3
 class RNN(nn.Module):
     r"""A recurrent network: the same cell at every time step, in one or several layers.
 
@@ -94,7 +94,7 @@ class RNN(nn.Module):
         input_size: width of the input.
         hidden_size: width of each layer's state.
         num_layers: how many layers.
-        activation: f, elementwise.
+        activation: f, elementwise; a function without weights of its own.
 
     Raises:
         ValueError: a size is no whole number from 1 up.
@@ -137,7 +137,7 @@ class RNN(nn.Module):
         Raises:
             ValueError: a shape or dtype that does not fit the weights, no time step, or a length
                 out of range.
-            TypeError: `state` is no tensor, or `lengths` holds no whole numbers.
+            TypeError: `x` or `state` is no tensor, or `lengths` holds no whole numbers.
         """
         check_input(x, ("batch", "length", "input_size"), self.weight_ih_l0)
         shape = (self.num_layers, len(x), self.hidden_size)

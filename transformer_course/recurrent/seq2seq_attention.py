@@ -4,9 +4,10 @@
 __all__ = ['SPECIAL_TOKENS', 'AdditiveAttention', 'DotProductAttention', 'Memory', 'Seq2Seq', 'TranslationBatch',
            'translation_batches', 'translation_loss', 'Translation', 'translate']
 
-# %% ../../nbs/recurrent/16_seq2seq_attention.ipynb #9e7a4a1e
+# %% ../../nbs/recurrent/16_seq2seq_attention.ipynb #168377cd
 import math
 from collections.abc import Iterable, Sequence
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import torch
@@ -14,9 +15,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ._stack import (as_lengths, check_dtype, check_sizes,
+                                                 past_the_end)
 from ..text.words_and_characters import Vocabulary
 
-# %% ../../nbs/recurrent/16_seq2seq_attention.ipynb #3a029766
+# %% ../../nbs/recurrent/16_seq2seq_attention.ipynb #b5bc892f
 def _masked_softmax(scores, mask):
     """Softmax over the last dimension among what `mask` allows; nothing allowed gives zeros."""
     if mask is None:
@@ -25,17 +28,28 @@ def _masked_softmax(scores, mask):
     scores = scores.masked_fill(~mask, -math.inf).masked_fill(nothing, 0.0)
     return scores.softmax(-1).masked_fill(~mask, 0.0)
 
-
+# %% ../../nbs/recurrent/16_seq2seq_attention.ipynb #61212216
 def _exact(tensor):
-    """Half precision as float32: its sums are too coarse, and its products overflow."""
+    """Half precision as float32; anything else as it is."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
-# %% ../../nbs/recurrent/16_seq2seq_attention.ipynb #f77820b4
-def _checked_mask(query, keys, values, mask):
-    """The mask as (batch or 1, q_len or 1, k_len or 1), or None; errors name what does not fit."""
+
+def _weighted_mean(scores, values, mask):
+    """The values averaged with the softmax of the scores, and the weights of that average."""
+    weights = _masked_softmax(_exact(scores), mask).to(values.dtype)
+    return weights @ values, weights
+
+# %% ../../nbs/recurrent/16_seq2seq_attention.ipynb #6c30cd5d
+def _kind(x):
+    """What to call something that was refused: the dtype of a tensor, or else the class."""
+    return x.dtype if isinstance(x, Tensor) else type(x).__name__
+
+
+def _check_vectors(query, keys, values):
+    """Refuse what is no query, keys and values that belong together."""
     for name, tensor in (("query", query), ("keys", keys), ("values", values)):
         if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name} must be a tensor, not {type(tensor).__name__}")
+            raise TypeError(f"{name} must be a tensor, not {_kind(tensor)}")
         if tensor.dim() != 3:
             raise ValueError(f"{name} must have shape (batch, length, width), "
                              f"not {tuple(tensor.shape)}")
@@ -47,32 +61,32 @@ def _checked_mask(query, keys, values, mask):
     if values.shape[1] != keys.shape[1]:
         raise ValueError(f"values must be as long as keys ({keys.shape[1]}), "
                          f"not {values.shape[1]}")
+
+
+def _checked_inputs(query, keys, values, mask):
+    """The values, or the keys in their place, and the mask with three dimensions, or None."""
+    values = keys if values is None else values
+    _check_vectors(query, keys, values)
     if mask is None:
-        return None
+        return values, None
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
-        kind = getattr(mask, "dtype", type(mask).__name__)
-        raise TypeError(f"mask must hold booleans (True = may attend), not {kind}")
+        raise TypeError("mask must hold booleans (True = may attend) in a tensor, "
+                        f"not {_kind(mask)}")
     full = (len(query), query.shape[1], keys.shape[1])
     if mask.shape == (full[0], full[2]):
-        return mask[:, None]
+        return values, mask[:, None]
     if mask.dim() == 3 and all(size in (1, whole) for size, whole in zip(mask.shape, full)):
-        return mask
+        return values, mask
     raise ValueError(f"mask must have shape (batch, k_len) = {full[::2]} or "
                      f"(batch, q_len, k_len) = {full}, not {tuple(mask.shape)}")
 
-
+# %% ../../nbs/recurrent/16_seq2seq_attention.ipynb #a16c0de7
 def _check_width(name, tensor, wanted):
-    if tensor.dim() == 3 and tensor.shape[-1] != wanted:
+    """Refuse vectors of another width."""
+    if tensor.shape[-1] != wanted:
         raise ValueError(f"{name} must have width {wanted}, not {tensor.shape[-1]}")
 
-
-def _whole(**sizes):
-    """Refuse a size that is no whole number from 1 up."""
-    for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise ValueError(f"{name} ({size!r}) must be a whole number, 1 or more")
-
-# %% ../../nbs/recurrent/16_seq2seq_attention.ipynb #6a8a2d45
+# %% ../../nbs/recurrent/16_seq2seq_attention.ipynb #1c591804
 class AdditiveAttention(nn.Module):
     r"""Attention with scores :math:`e_j = v^\top \tanh(W s + U h_j)`.
 
@@ -95,7 +109,7 @@ class AdditiveAttention(nn.Module):
 
     def __init__(self, query_dim: int, key_dim: int, hidden_dim: int):
         super().__init__()
-        _whole(query_dim=query_dim, key_dim=key_dim, hidden_dim=hidden_dim)
+        check_sizes(query_dim=query_dim, key_dim=key_dim, hidden_dim=hidden_dim)
         self.query_projection = nn.Linear(query_dim, hidden_dim, bias=False)  # W
         self.key_projection = nn.Linear(key_dim, hidden_dim, bias=False)      # U
         self.score = nn.Linear(hidden_dim, 1, bias=False)                     # v
@@ -119,19 +133,17 @@ class AdditiveAttention(nn.Module):
             row of weights adds up to 1, or is 0 where nothing may be attended.
 
         Raises:
-            ValueError: shapes that do not fit together.
+            ValueError: shapes that do not fit together, or another type than that of the weights.
             TypeError: no tensor, another type than that of `query`, or a mask not boolean.
         """
-        values = keys if values is None else values
-        mask = _checked_mask(query, keys, values, mask)
+        values, mask = _checked_inputs(query, keys, values, mask)
+        check_dtype("query", query, self.score.weight)
         _check_width("query", query, self.query_projection.in_features)
         _check_width("keys", keys, self.key_projection.in_features)
         pairs = self.query_projection(query)[:, :, None] + self.key_projection(keys)[:, None]
-        scores = _exact(self.score(pairs.tanh()).squeeze(-1))
-        weights = _masked_softmax(scores, mask).to(query.dtype)
-        return weights @ values, weights
+        return _weighted_mean(self.score(pairs.tanh()).squeeze(-1), values, mask)
 
-# %% ../../nbs/recurrent/16_seq2seq_attention.ipynb #b538428a
+# %% ../../nbs/recurrent/16_seq2seq_attention.ipynb #67ea4ff5
 class DotProductAttention(nn.Module):
     r"""Attention with scores :math:`e_j = s^\top h_j`, or :math:`s^\top h_j / \sqrt{d}` if scaled.
 
@@ -179,20 +191,18 @@ class DotProductAttention(nn.Module):
             ValueError: shapes that do not fit together.
             TypeError: no tensor, another type than that of `query`, or a mask not boolean.
         """
-        values = keys if values is None else values
-        mask = _checked_mask(query, keys, values, mask)
+        values, mask = _checked_inputs(query, keys, values, mask)
         _check_width("keys", keys, query.shape[-1])
         scores = _exact(query) @ _exact(keys).transpose(1, 2)
         if self.scaled:
             scores = scores / math.sqrt(query.shape[-1])
-        weights = _masked_softmax(scores, mask).to(query.dtype)
-        return weights @ values, weights
+        return _weighted_mean(scores, values, mask)
 
-# %% ../../nbs/recurrent/16_seq2seq_attention.ipynb #a787611e
+# %% ../../nbs/recurrent/16_seq2seq_attention.ipynb #b5eac04f
 def _backwards(x, lengths):
     """Each row of `x` (batch, length, width) reversed up to its own length; the rest stays."""
     at = torch.arange(x.shape[1], device=x.device)
-    index = torch.where(at < lengths[:, None], lengths[:, None] - 1 - at, at)
+    index = torch.where(past_the_end(x, lengths), at, lengths[:, None] - 1 - at)
     return x.gather(1, index[:, :, None].expand_as(x))
 
 
@@ -202,12 +212,11 @@ def _side_by_side(first, second):
         return tuple(map(_side_by_side, first, second))
     return torch.cat([first, second], dim=-1)
 
-# %% ../../nbs/recurrent/16_seq2seq_attention.ipynb #12d33c6e
+# %% ../../nbs/recurrent/16_seq2seq_attention.ipynb #99cb5fe7
 def _check_ids(name, ids, vocab_size):
     """Refuse what is no batch of ids of this vocabulary."""
     if not isinstance(ids, Tensor) or ids.dtype not in (torch.int64, torch.int32):
-        raise TypeError(f"{name} must be a tensor of whole numbers, "
-                        f"not {getattr(ids, 'dtype', type(ids).__name__)}")
+        raise TypeError(f"{name} must be a tensor of whole numbers, not {_kind(ids)}")
     if ids.dim() != 2 or ids.shape[1] == 0:
         raise ValueError(f"{name} must have shape (batch, length) with a length of 1 or more, "
                          f"not {tuple(ids.shape)}")
@@ -218,27 +227,23 @@ def _check_ids(name, ids, vocab_size):
 
 def _checked_lengths(lengths, source):
     """Lengths beside `source`, one for each row; None is the whole row."""
-    rows, longest = source.shape
     if lengths is None:
-        return torch.full((rows,), longest, device=source.device)
-    if not isinstance(lengths, Tensor) or lengths.dtype not in (torch.int64, torch.int32):
-        raise TypeError("source_lengths must be a tensor of whole numbers, "
-                        f"not {getattr(lengths, 'dtype', type(lengths).__name__)}")
-    if lengths.shape != (rows,):
-        raise ValueError(f"source_lengths must have shape ({rows},), one for each row of source, "
-                         f"not {tuple(lengths.shape)}")
-    if rows and not 1 <= lengths.min() <= lengths.max() <= longest:
-        raise ValueError(f"source_lengths must be from 1 to {longest}, "
-                         f"but go from {lengths.min()} to {lengths.max()}")
-    return lengths.to(source.device, torch.int64)
+        return source.new_full((len(source),), source.shape[1], dtype=torch.int64)
+    try:
+        return as_lengths(lengths, source[..., None])
+    except (TypeError, ValueError) as error:  # of "lengths", which is "source_lengths" here
+        raise type(error)(f"source_{error}") from None
 
-# %% ../../nbs/recurrent/16_seq2seq_attention.ipynb #8d4afe8b
+# %% ../../nbs/recurrent/16_seq2seq_attention.ipynb #14fb15a5
 def _check_networks(encoder, decoder, backward_encoder, attention):
     """Refuse networks that do not fit together; return the width of an encoder's input."""
     networks = {"encoder": encoder, "decoder": decoder}
     if backward_encoder is not None:
         networks["backward_encoder"] = backward_encoder
     for name, network in networks.items():
+        if isinstance(network, nn.RNNBase):
+            raise TypeError(f"{name} must be called with (x, state, lengths), as the LSTM of this "
+                            f"course is; torch.nn.{type(network).__name__} knows no lengths")
         missing = [part for part in ("weight_ih_l0", "hidden_size", "num_layers")
                    if not hasattr(network, part)]
         if missing or type(network) is not type(encoder):
@@ -258,7 +263,7 @@ def _check_networks(encoder, decoder, backward_encoder, attention):
         raise TypeError(f"attention must be a module or None, not {type(attention).__name__}")
     return width
 
-# %% ../../nbs/recurrent/16_seq2seq_attention.ipynb #6c791887
+# %% ../../nbs/recurrent/16_seq2seq_attention.ipynb #34608faf
 class Memory(NamedTuple):
     """What the encoder hands to the decoder.
 
@@ -275,85 +280,57 @@ class Memory(NamedTuple):
     state: Any
     mask: Tensor
 
-# %% ../../nbs/recurrent/16_seq2seq_attention.ipynb #e7ef1d1c
-class _Reader(nn.Module):
-    """The parts of a translator, and the encoder's work."""
+# %% ../../nbs/recurrent/16_seq2seq_attention.ipynb #c22b4822
+def _read(model, source, source_lengths):
+    """What the encoder hands to the decoder."""
+    _check_ids("source", source, model.source_embedding.num_embeddings)
+    lengths = _checked_lengths(source_lengths, source)
+    words = model.source_embedding(source)
+    outputs, state = model.encoder(words, None, lengths)
+    if model.backward_encoder is not None:
+        back, back_state = model.backward_encoder(_backwards(words, lengths), None, lengths)
+        outputs = torch.cat([outputs, _backwards(back, lengths)], dim=-1)
+        state = _side_by_side(state, back_state)
+    return Memory(outputs, state, ~past_the_end(words, lengths))
 
-    def __init__(self, source_vocab_size: int, target_vocab_size: int, encoder: nn.Module,
-                 decoder: nn.Module, attention: nn.Module | None = None,
-                 backward_encoder: nn.Module | None = None):
-        super().__init__()
-        _whole(source_vocab_size=source_vocab_size, target_vocab_size=target_vocab_size)
-        width = _check_networks(encoder, decoder, backward_encoder, attention)
-        self.source_embedding = nn.Embedding(source_vocab_size, width)
-        self.target_embedding = nn.Embedding(target_vocab_size, decoder.weight_ih_l0.shape[1])
-        self.encoder, self.backward_encoder = encoder, backward_encoder
-        self.decoder, self.attention = decoder, attention
-        self.combine = nn.Linear(2 * decoder.hidden_size, decoder.hidden_size)
-        self.output = nn.Linear(decoder.hidden_size, target_vocab_size)
+# %% ../../nbs/recurrent/16_seq2seq_attention.ipynb #c583b421
+def _write(model, target, memory, state):
+    """Scores of the next word after each of the target, attention weights, the new state."""
+    _check_ids("target", target, model.target_embedding.num_embeddings)
+    if not isinstance(memory, Memory):
+        raise TypeError(f"memory must be what encode returns, not {_kind(memory)}")
+    if len(target) != len(memory.mask):
+        raise ValueError(f"target has {len(target)} rows, but source has {len(memory.mask)}")
+    state = memory.state if state is None else state
+    said, state = model.decoder(model.target_embedding(target), state)
+    if model.attention is None:
+        last = memory.state[0] if isinstance(memory.state, tuple) else memory.state
+        context, weights = last[-1][:, None].expand_as(said), None
+    else:
+        context, weights = model.attention(said, memory.outputs, mask=memory.mask)
+    return model.output(model.combine(torch.cat([said, context], -1)).tanh()), weights, state
 
-    def encode(self, source: Int[Tensor, "batch source_len"],
-               source_lengths: Int[Tensor, " batch"] | None = None) -> Memory:
-        """Read the source.
+# %% ../../nbs/recurrent/16_seq2seq_attention.ipynb #e3cc3e02
+def _say(model, memory, bos, eos, max_len):
+    """The loop of greedy translation."""
+    size, rows = model.target_embedding.num_embeddings, len(memory.mask)
+    for name, id in (("bos", bos), ("eos", eos)):
+        if isinstance(id, bool) or not isinstance(id, Integral) or not 0 <= id < size:
+            raise ValueError(f"{name} ({id!r}) must be an id from 0 to {size - 1}")
+    last = torch.full((rows, 1), int(bos), device=memory.mask.device)
+    done, state, ids, weights = torch.zeros_like(last, dtype=torch.bool), None, [], []
+    for _ in range(max_len):
+        scores, attended, state = model.decode(last, memory, state)
+        last = scores.argmax(dim=-1).masked_fill(done, int(eos))
+        done = done | (last == eos)
+        ids.append(last)
+        weights.append(attended)
+        if done.all():
+            break
+    return torch.cat(ids, dim=1), None if weights[0] is None else torch.cat(weights, dim=1)
 
-        Args:
-            source: ids, padded on the right with any ids, (batch, source_len).
-            source_lengths: how many of each row are real, (batch,); None is all.
-
-        Returns:
-            What the decoder needs.
-
-        Raises:
-            ValueError: an empty source, an id or a length out of range, a wrong shape.
-            TypeError: something other than whole numbers.
-        """
-        _check_ids("source", source, self.source_embedding.num_embeddings)
-        lengths = _checked_lengths(source_lengths, source)
-        words = self.source_embedding(source)
-        outputs, state = self.encoder(words, None, lengths)
-        if self.backward_encoder is not None:
-            back, back_state = self.backward_encoder(_backwards(words, lengths), None, lengths)
-            outputs = torch.cat([outputs, _backwards(back, lengths)], dim=-1)
-            state = _side_by_side(state, back_state)
-        mask = torch.arange(source.shape[1], device=source.device) < lengths[:, None]
-        return Memory(outputs, state, mask)
-
-# %% ../../nbs/recurrent/16_seq2seq_attention.ipynb #d23ba191
-class _Writer(_Reader):
-    """The decoder's work."""
-
-    def decode(self, target: Int[Tensor, "batch target_len"], memory: Memory, state: Any = None
-               ) -> tuple[Float[Tensor, "batch target_len vocab"],
-                          Float[Tensor, "batch target_len source_len"] | None, Any]:
-        """Score the next word after each word of the target.
-
-        Args:
-            target: the words said so far, or those since `state`, (batch, target_len).
-            memory: of the source.
-            state: the decoder's, as returned by the last call; None starts a translation.
-
-        Returns:
-            The scores, (batch, target_len, vocab), the attention weights, (batch, target_len,
-            source_len), None without attention, and the decoder's state.
-
-        Raises:
-            ValueError: an empty target, an id out of range, or another batch size than memory's.
-            TypeError: something other than whole numbers.
-        """
-        _check_ids("target", target, self.target_embedding.num_embeddings)
-        if len(target) != len(memory.mask):
-            raise ValueError(f"target has {len(target)} rows, but source has {len(memory.mask)}")
-        state = memory.state if state is None else state
-        said, state = self.decoder(self.target_embedding(target), state)
-        if self.attention is None:
-            last = memory.state[0] if isinstance(memory.state, tuple) else memory.state
-            context, weights = last[-1][:, None].expand_as(said), None
-        else:
-            context, weights = self.attention(said, memory.outputs, mask=memory.mask)
-        return self.output(self.combine(torch.cat([said, context], -1)).tanh()), weights, state
-
-# %% ../../nbs/recurrent/16_seq2seq_attention.ipynb #4a8ea254
-class Seq2Seq(_Writer):
+# %% ../../nbs/recurrent/16_seq2seq_attention.ipynb #0fc8734b
+class Seq2Seq(nn.Module):
     """Two recurrent networks that translate: an encoder reads, a decoder writes.
 
     Sources: Sutskever, Vinyals and Le (2014); with attention Bahdanau, Cho and Bengio (2015), the
@@ -378,9 +355,59 @@ class Seq2Seq(_Writer):
         torch.Size([1, 2, 11])
     """
 
+    def __init__(self, source_vocab_size: int, target_vocab_size: int, encoder: nn.Module,
+                 decoder: nn.Module, attention: nn.Module | None = None,
+                 backward_encoder: nn.Module | None = None):
+        super().__init__()
+        check_sizes(source_vocab_size=source_vocab_size, target_vocab_size=target_vocab_size)
+        width = _check_networks(encoder, decoder, backward_encoder, attention)
+        self.source_embedding = nn.Embedding(source_vocab_size, width)
+        self.target_embedding = nn.Embedding(target_vocab_size, decoder.weight_ih_l0.shape[1])
+        self.encoder, self.backward_encoder = encoder, backward_encoder
+        self.decoder, self.attention = decoder, attention
+        self.combine = nn.Linear(2 * decoder.hidden_size, decoder.hidden_size)
+        self.output = nn.Linear(decoder.hidden_size, target_vocab_size)
+
+    def encode(self, source: Int[Tensor, "batch source_len"],
+               source_lengths: Int[Tensor, " batch"] | Sequence[int] | None = None) -> Memory:
+        """Read the source.
+
+        Args:
+            source: ids, padded on the right with any ids, (batch, source_len).
+            source_lengths: how many of each row are real, (batch,); None is all.
+
+        Returns:
+            What the decoder needs.
+
+        Raises:
+            ValueError: an empty source, an id or a length out of range, a wrong shape.
+            TypeError: something other than whole numbers.
+        """
+        return _read(self, source, source_lengths)
+
+    def decode(self, target: Int[Tensor, "batch target_len"], memory: Memory, state: Any = None
+               ) -> tuple[Float[Tensor, "batch target_len vocab"],
+                          Float[Tensor, "batch target_len source_len"] | None, Any]:
+        """Score the next word after each word of the target.
+
+        Args:
+            target: the words said so far, or those since `state`, (batch, target_len).
+            memory: of the source.
+            state: the decoder's, as returned by the last call; None starts a translation.
+
+        Returns:
+            The scores, (batch, target_len, vocab), the attention weights, (batch, target_len,
+            source_len), None without attention, and the decoder's state.
+
+        Raises:
+            ValueError: an empty target, an id out of range, or another batch size than memory's.
+            TypeError: something other than whole numbers, or a memory that is none.
+        """
+        return _write(self, target, memory, state)
+
     def forward(self, source: Int[Tensor, "batch source_len"],
                 target: Int[Tensor, "batch target_len"],
-                source_lengths: Int[Tensor, " batch"] | None = None
+                source_lengths: Int[Tensor, " batch"] | Sequence[int] | None = None
                 ) -> Float[Tensor, "batch target_len vocab"]:
         """Score the next word after each word of a given target: teacher forcing.
 
@@ -396,7 +423,7 @@ class Seq2Seq(_Writer):
 
     @torch.no_grad()
     def generate(self, source: Int[Tensor, "batch source_len"], bos: int, eos: int, max_len: int,
-                 source_lengths: Int[Tensor, " batch"] | None = None
+                 source_lengths: Int[Tensor, " batch"] | Sequence[int] | None = None
                  ) -> tuple[Int[Tensor, "batch out_len"],
                             Float[Tensor, "batch out_len source_len"] | None]:
         """Translate greedily: always say the word with the highest score.
@@ -414,29 +441,10 @@ class Seq2Seq(_Writer):
         Raises:
             ValueError: `max_len` is not positive, or an id is out of range.
         """
-        _whole(max_len=max_len)
+        check_sizes(max_len=max_len)
         return _say(self, self.encode(source, source_lengths), bos, eos, max_len)
 
-# %% ../../nbs/recurrent/16_seq2seq_attention.ipynb #c8337abf
-def _say(model, memory, bos, eos, max_len):
-    """The loop of greedy translation."""
-    size, rows = model.target_embedding.num_embeddings, len(memory.mask)
-    for name, id in (("bos", bos), ("eos", eos)):
-        if isinstance(id, bool) or not isinstance(id, int) or not 0 <= id < size:
-            raise ValueError(f"{name} ({id!r}) must be an id from 0 to {size - 1}")
-    last = torch.full((rows, 1), bos, device=memory.mask.device)
-    done, state, ids, weights = torch.zeros_like(last, dtype=torch.bool), None, [], []
-    for _ in range(max_len):
-        scores, attended, state = model.decode(last, memory, state)
-        last = scores.argmax(dim=-1).masked_fill(done, eos)
-        done = done | (last == eos)
-        ids.append(last)
-        weights.append(attended)
-        if done.all():
-            break
-    return torch.cat(ids, dim=1), None if weights[0] is None else torch.cat(weights, dim=1)
-
-# %% ../../nbs/recurrent/16_seq2seq_attention.ipynb #6c5192f3
+# %% ../../nbs/recurrent/16_seq2seq_attention.ipynb #3498dbe7
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[BOS]", "[EOS]")
 
 
@@ -469,6 +477,8 @@ def _padded(rows, padding):
 
 def _special(vocabulary, name):
     """The ids of [PAD], [BOS] and [EOS]."""
+    if not isinstance(vocabulary, Vocabulary):
+        raise TypeError(f"{name} must be a Vocabulary, not {type(vocabulary).__name__}")
     if missing := [t for t in ("[PAD]", "[BOS]", "[EOS]") if t not in vocabulary]:
         raise ValueError(f"{name} lacks {', '.join(missing)}: build it with SPECIAL_TOKENS")
     return [vocabulary.id(token) for token in ("[PAD]", "[BOS]", "[EOS]")]
@@ -476,13 +486,23 @@ def _special(vocabulary, name):
 
 def _tokens(sentence, name):
     """A sentence as a list of tokens, at least one."""
-    if isinstance(sentence, str):
-        raise TypeError(f"{name} must be a list of tokens, not the string {sentence[:20]!r}")
+    if isinstance(sentence, str) or not isinstance(sentence, Iterable):
+        raise TypeError(f"{name} must be a list of tokens, not {sentence!r:.40}")
     if not (tokens := list(sentence)):
         raise ValueError(f"{name} is empty: a sentence needs at least one token")
     return tokens
 
-# %% ../../nbs/recurrent/16_seq2seq_attention.ipynb #7a6d8e27
+
+def _sides(pair, name):
+    """The source tokens and the target tokens of a pair."""
+    try:
+        source, target = pair
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be (source tokens, target tokens), "
+                        f"not {pair!r:.40}") from None
+    return _tokens(source, f"{name}[0]"), _tokens(target, f"{name}[1]")
+
+# %% ../../nbs/recurrent/16_seq2seq_attention.ipynb #3b263955
 def translation_batches(pairs: Iterable[tuple[Sequence[str], Sequence[str]]],
                         source_vocabulary: Vocabulary, target_vocabulary: Vocabulary,
                         batch_size: int = 64, generator: torch.Generator | None = None
@@ -502,7 +522,7 @@ def translation_batches(pairs: Iterable[tuple[Sequence[str], Sequence[str]]],
     Raises:
         ValueError: no pairs, an empty sentence, a token that a vocabulary without an unknown
             token lacks, or a vocabulary without the special tokens.
-        TypeError: a sentence is a string.
+        TypeError: a pair is none, or a sentence no list of tokens.
 
     Example:
         >>> words = Vocabulary(["a", "bear", "sings"], SPECIAL_TOKENS, unknown="[UNK]")
@@ -510,12 +530,12 @@ def translation_batches(pairs: Iterable[tuple[Sequence[str], Sequence[str]]],
         >>> translation_batches(pairs, words, words)[0].source.tolist()
         [[4, 5], [6, 0]]
     """
-    _whole(batch_size=batch_size)
+    check_sizes(batch_size=batch_size)
     source_pad, *_ = _special(source_vocabulary, "source_vocabulary")
     target_pad, bos, eos = _special(target_vocabulary, "target_vocabulary")
-    rows = [(source_vocabulary.encode(_tokens(source, f"pairs[{i}][0]")),
-             [bos, *target_vocabulary.encode(_tokens(target, f"pairs[{i}][1]")), eos])
-            for i, (source, target) in enumerate(pairs)]
+    sides = [_sides(pair, f"pairs[{i}]") for i, pair in enumerate(pairs)]
+    rows = [(source_vocabulary.encode(source), [bos, *target_vocabulary.encode(target), eos])
+            for source, target in sides]
     if not rows:
         raise ValueError("pairs is empty")
     if generator is not None:
@@ -527,7 +547,7 @@ def translation_batches(pairs: Iterable[tuple[Sequence[str], Sequence[str]]],
     return [TranslationBatch(*_padded([s for s, _ in group], source_pad),
                              *_padded([t for _, t in group], target_pad)) for group in groups]
 
-# %% ../../nbs/recurrent/16_seq2seq_attention.ipynb #1ae62e71
+# %% ../../nbs/recurrent/16_seq2seq_attention.ipynb #b9280564
 def translation_loss(model: nn.Module, batch: TranslationBatch) -> tuple[Tensor, int]:
     """Cross-entropy of the next word, given the true words before it: what `fit` minimises.
 
@@ -546,12 +566,11 @@ def translation_loss(model: nn.Module, batch: TranslationBatch) -> tuple[Tensor,
         3
     """
     scores = model(batch.source, batch.target[:, :-1], batch.source_lengths)
-    at = torch.arange(scores.shape[1], device=scores.device)
-    real = at < batch.target_lengths.to(scores.device)[:, None] - 1
+    real = ~past_the_end(scores, batch.target_lengths.to(scores.device) - 1)
     total = F.cross_entropy(scores[real], batch.target[:, 1:][real], reduction="sum")
     return total, int(real.sum())
 
-# %% ../../nbs/recurrent/16_seq2seq_attention.ipynb #ef05dccb
+# %% ../../nbs/recurrent/16_seq2seq_attention.ipynb #5abc26e0
 class Translation(NamedTuple):
     """A translated sentence.
 
@@ -587,7 +606,7 @@ def translate(model: Seq2Seq, sentences: Iterable[Sequence[str]], source_vocabul
     Raises:
         ValueError: an empty sentence, a token that a vocabulary without unknown token lacks, or a
             vocabulary of another size than the model's.
-        TypeError: a sentence is a string.
+        TypeError: a sentence is no list of tokens.
 
     Example:
         >>> from transformer_course.recurrent.rnn import RNN
@@ -596,7 +615,7 @@ def translate(model: Seq2Seq, sentences: Iterable[Sequence[str]], source_vocabul
         >>> len(translate(model, [["a", "bear"], ["a"]], words, words))
         2
     """
-    _whole(max_len=max_len, batch_size=batch_size)
+    check_sizes(max_len=max_len, batch_size=batch_size)
     padding, *_ = _special(source_vocabulary, "source_vocabulary")
     _, bos, eos = _special(target_vocabulary, "target_vocabulary")
     for name, vocabulary, table in (("source", source_vocabulary, model.source_embedding),

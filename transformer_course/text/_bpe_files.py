@@ -12,7 +12,7 @@ from pathlib import Path
 from ._bpe_merging import _check_merge
 from ._bpe_words import _GPT2_PATTERN
 
-# %% ../../nbs/text/09_bpe.ipynb #294a4010
+# %% ../../nbs/text/09_bpe.ipynb #d1b0043a
 _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": (False, True), "use_regex": True}
 _SPLIT = {"type": "Split", "pattern": {"Regex": _GPT2_PATTERN}, "behavior": "Isolated",
           "invert": False}
@@ -38,7 +38,7 @@ def _write_json(path, vocab, merges, byte_level, special, unknown, add_prefix_sp
         "model": model}, ensure_ascii=False, indent=2)
     Path(path).write_text(text, encoding="utf-8")
 
-# %% ../../nbs/text/09_bpe.ipynb #5810e300
+# %% ../../nbs/text/09_bpe.ipynb #4990e262
 def _load_json(path):
     """The JSON object of a file, in which no key stands twice, or an error that names the file."""
     def once(pairs):
@@ -56,7 +56,7 @@ def _load_json(path):
         raise ValueError(f"{path} must hold a JSON object, not {type(data).__name__}")
     return data
 
-# %% ../../nbs/text/09_bpe.ipynb #add6e4f7
+# %% ../../nbs/text/09_bpe.ipynb #c24b14b9
 def _require(path, where, part, wanted):
     """That a part of a file, a dict, has the wanted settings, where it has them at all."""
     for key, value in wanted.items():
@@ -86,7 +86,7 @@ def _level(path, data):
     _require(path, "model.", parts["model"], _NO_OPTIONS)
     return byte_level, byte_level and parts["pre_tokenizer"].get("add_prefix_space", False)
 
-# %% ../../nbs/text/09_bpe.ipynb #66a9720f
+# %% ../../nbs/text/09_bpe.ipynb #81534074
 def _read_json(path):
     """The arguments of a BPETokenizer from Hugging Face's tokenizer.json."""
     data = _load_json(path)
@@ -112,7 +112,7 @@ def _read_json(path):
     merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
     return vocab, merges, byte_level, tuple(special), model.get("unk_token") or None, prefix
 
-# %% ../../nbs/text/09_bpe.ipynb #bb8bece3
+# %% ../../nbs/text/09_bpe.ipynb #8b1f0fc3
 def _read_gpt2(vocab_path, merges_path):
     """Vocabulary and merges from GPT-2's two files; an error names the line."""
     vocab, seen = _load_json(vocab_path), {}

@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 
-# %% ../../nbs/text/09_bpe.ipynb #2cd606ed
+# %% ../../nbs/text/09_bpe.ipynb #832cba43
 def _replace(word, first, second, new):
     """The word with each pair (first, second) replaced by new, from left to right."""
     result, i, end = [], 0, len(word) - 1
@@ -38,7 +38,7 @@ def _merge_everywhere(pair, new, words, counts, pair_counts, places):
                 grown.add(found)
     return grown
 
-# %% ../../nbs/text/09_bpe.ipynb #7a666fab
+# %% ../../nbs/text/09_bpe.ipynb #05372c5a
 def _learn_merges(word_counts, vocab, vocab_size, min_frequency=0):
     """Extend `vocab` up to `vocab_size` by merging in words of known counts; return the merges.
 
@@ -72,7 +72,7 @@ def _learn_merges(word_counts, vocab, vocab_size, min_frequency=0):
             heappush(heap, (-pair_counts[changed], changed))
     return merges
 
-# %% ../../nbs/text/09_bpe.ipynb #f1dea69a
+# %% ../../nbs/text/09_bpe.ipynb #e3db555c
 def _merge(ids, ranks):
     """Merge neighbours until none are in `ranks`, a dict from pairs to (rank, id of the product).
 
@@ -96,7 +96,7 @@ def _merge(ids, ranks):
                 heappush(heap, (ranks[pair][0], left))
     return [symbol for symbol in ids if symbol is not None]
 
-
+# %% ../../nbs/text/09_bpe.ipynb #b7514591
 def _check_merge(pair, vocab, seen):
     """Say what is wrong with a merge, a pair of strings, or return None."""
     if isinstance(pair, str) or not isinstance(pair, Sequence) or [*map(type, pair)] != [str, str]:

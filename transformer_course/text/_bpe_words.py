@@ -45,7 +45,7 @@ def _splitter(is_ascii):
     return re.compile(rf"'(?:s|t|re|ve|m|ll|d)| ?[{letters}]+| ?[{numbers}]+"
                       rf"| ?[^{space}{letters}{numbers}]+|[{space}]+(?![^{space}])|[{space}]+")
 
-# %% ../../nbs/text/09_bpe.ipynb #b144a810
+# %% ../../nbs/text/09_bpe.ipynb #5970d34c
 _PRINTABLE = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
 #: The sign of each byte, and back; both as str.translate wants them, by code points.

@@ -14,7 +14,7 @@ from typing import Any
 # %% ../../nbs/text/11_unigram.ipynb #cb953bb3
 SPACE = "\u2581"  # ▁, the sign of a space
 
-# %% ../../nbs/text/11_unigram.ipynb #b8c07264
+# %% ../../nbs/text/11_unigram.ipynb #8715d873
 def _components(add_dummy_prefix, remove_extra_whitespaces, word_by_word):
     """Normaliser, splitting and decoder as Hugging Face writes them."""
     def replace(pattern, content, kind="Regex"):
@@ -47,7 +47,7 @@ def write_tokenizer(path: str | PathLike, scores: dict[str, float], special: tup
                         "vocab": [list(pair) for pair in scores.items()]}}
     Path(path).write_text(json.dumps(layout, ensure_ascii=False, indent=1), encoding="utf-8")
 
-# %% ../../nbs/text/11_unigram.ipynb #0ffb093a
+# %% ../../nbs/text/11_unigram.ipynb #b2051007
 def _read_layout(path):
     """The JSON object of a file, of the version and the model type that are ours."""
     try:
@@ -78,7 +78,7 @@ def _kinds(part):
     inside = f" of {', '.join(map(_kinds, inner))}" if isinstance(inner, list) and inner else ""
     return f"{part.get('type')}{inside}"
 
-# %% ../../nbs/text/11_unigram.ipynb #e0573d28
+# %% ../../nbs/text/11_unigram.ipynb #040676cc
 def _settings(path, layout):
     """The settings whose components are those of the file, or an error that names the stranger."""
     best, most = {}, -1
@@ -109,7 +109,7 @@ def _special(path, layout, vocab):
         contents.append(token["content"])
     return contents
 
-# %% ../../nbs/text/11_unigram.ipynb #79e666a0
+# %% ../../nbs/text/11_unigram.ipynb #631af33c
 def read_tokenizer(path: str | PathLike) -> dict[str, Any]:
     """The arguments of a UnigramTokenizer from a tokenizer.json."""
     layout = _read_layout(path)

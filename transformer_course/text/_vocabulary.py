@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-# %% ../../nbs/text/08_words_and_characters.ipynb #ccb4bafe
+# %% ../../nbs/text/08_words_and_characters.ipynb #7a160c61
 def _checked_text(text, name="text"):
     """The text, or an error when it is none: half of a surrogate pair is no character."""
     if not isinstance(text, str):
@@ -24,11 +24,18 @@ def _checked_text(text, name="text"):
     return text
 
 
+def _checked_list(values, name, of):
+    """The values when they can be gone through, or an error that says what was expected."""
+    if not isinstance(values, Iterable):
+        raise TypeError(f"{name} must be a list of {of}, not {type(values).__name__}")
+    return values
+
+
 def _checked_tokens(tokens, name):
     """The tokens as a tuple; an error names the first that is no token or comes twice."""
-    if isinstance(tokens, (str, bytes)) or not isinstance(tokens, Iterable):
+    if isinstance(tokens, (str, bytes)):
         raise TypeError(f"{name} must be a list of strings, not {type(tokens).__name__}")
-    tokens = tuple(tokens)
+    tokens = tuple(_checked_list(tokens, name, "strings"))
     for token in tokens:
         if not _checked_text(token, f"each of {name}"):
             raise ValueError(f"{name} must not hold the empty string")
@@ -72,15 +79,15 @@ def _token(vocabulary, id):
         raise ValueError(f"id ({id!r}) must be at least 0 and less than {size}")
     return vocabulary._tokens[index]
 
-# %% ../../nbs/text/08_words_and_characters.ipynb #99deca58
-def _whole(name, value, least):
+# %% ../../nbs/text/08_words_and_characters.ipynb #5f0091d3
+def _whole(name, value, least, why=""):
     """`value` when it is a whole number of at least `least`; an error that names it otherwise."""
     try:
         number = operator.index(None if isinstance(value, bool) else value)
     except TypeError:
         raise TypeError(f"{name} must be a whole number, not {value!r}") from None
     if number < least:
-        raise ValueError(f"{name} ({number}) must be at least {least}")
+        raise ValueError(f"{name} ({number}) must be at least {least}{why}")
     return number
 
 
@@ -90,10 +97,13 @@ def _most_frequent(token_lists, max_size, min_count, special):
     if max_size is not None:
         max_size = _whole("max_size", max_size, len(special) + 1) - len(special)
     counts = Counter()
-    for tokens in token_lists:
+    for tokens in _checked_list(token_lists, "token_lists", "lists of tokens"):
         if isinstance(tokens, str):
             raise TypeError("token_lists must hold lists of tokens, not strings; cut them")
-        counts.update(iter(tokens))             # update(None) would say nothing
+        try:
+            counts.update(iter(tokens))         # update(None) would say nothing
+        except TypeError as error:
+            raise TypeError(f"token_lists must hold lists of tokens, but {error}") from None
     _checked_tokens(counts, "token_lists")
     counts = {t: n for t, n in counts.items() if n >= min_count and t not in special}
     if not counts:

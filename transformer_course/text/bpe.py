@@ -3,7 +3,7 @@
 # %% auto #0
 __all__ = ['pretokenize', 'to_byte_symbols', 'from_byte_symbols', 'BPETokenizer']
 
-# %% ../../nbs/text/09_bpe.ipynb #dfd73382
+# %% ../../nbs/text/09_bpe.ipynb #2f58298b
 import operator
 import re
 from collections import Counter
@@ -14,9 +14,10 @@ from os import PathLike
 from ._bpe_files import _read_gpt2, _read_json, _write_json
 from ._bpe_merging import _check_merge, _learn_merges, _merge
 from ._bpe_words import _BYTE_OF, _SYMBOL_OF, _splitter
-from ._vocabulary import _checked_text
+from ._vocabulary import (_checked_list, _checked_text, _checked_tokens,
+                                                 _whole)
 
-# %% ../../nbs/text/09_bpe.ipynb #5a3c2c90
+# %% ../../nbs/text/09_bpe.ipynb #8fce6b6b
 def pretokenize(text: str) -> list[str]:
     r"""Cut a text into the words that BPE merges within, by GPT-2's pattern; nothing is lost.
 
@@ -44,7 +45,7 @@ def pretokenize(text: str) -> list[str]:
     """
     return _splitter(_checked_text(text).isascii()).findall(text)
 
-# %% ../../nbs/text/09_bpe.ipynb #40a127d1
+# %% ../../nbs/text/09_bpe.ipynb #574975b1
 def to_byte_symbols(text: str) -> str:
     """Write the UTF-8 bytes of a text as GPT-2's printable signs, one for each byte.
 
@@ -64,7 +65,7 @@ def to_byte_symbols(text: str) -> str:
     """
     return _checked_text(text).encode().decode("latin-1").translate(_SYMBOL_OF)
 
-# %% ../../nbs/text/09_bpe.ipynb #d3ed45c0
+# %% ../../nbs/text/09_bpe.ipynb #b76413ce
 def from_byte_symbols(symbols: str) -> bytes:
     """The bytes that GPT-2's printable signs stand for.
 
@@ -86,10 +87,7 @@ def from_byte_symbols(symbols: str) -> bytes:
         raise ValueError(f"symbols must be signs of bytes, but {strange[0]!r} stands for no byte")
     return bytes(map(_BYTE_OF.__getitem__, symbols))
 
-# %% ../../nbs/text/09_bpe.ipynb #a5028d34
-_CACHED_WORDS, _CACHED_LENGTH = 1 << 16, 256
-
-
+# %% ../../nbs/text/09_bpe.ipynb #973c5eeb
 def _check_vocab(vocab):
     """The vocabulary as a dict in the order of its ids, or an error that names a wrong entry."""
     if not isinstance(vocab, Mapping) or not vocab:
@@ -97,23 +95,16 @@ def _check_vocab(vocab):
     owner = {}
     for token, number in vocab.items():
         _checked_text(token, "each token of vocab")
-        if type(number) is not int or number < 0:
+        if isinstance(number, bool) or not isinstance(number, Integral) or number < 0:
             raise ValueError(f"vocab[{token!r}] ({number!r}) must be a whole number from 0 up")
         if owner.setdefault(number, token) != token:
             raise ValueError(f"vocab gives the id {number} to both {owner[number]!r} and {token!r}")
-    return {owner[number]: number for number in sorted(owner)}
+    return {owner[number]: int(number) for number in sorted(owner)}
 
 
 def _check_options(special_tokens, unknown, byte_level, add_prefix_space):
     """The special tokens as a tuple, or an error that says which option is wrong."""
-    if isinstance(special_tokens, str) or not isinstance(special_tokens, Iterable):
-        raise TypeError(f"special_tokens must be a list of strings, not {special_tokens!r}")
-    special = tuple(special_tokens)
-    for token in special:
-        if not _checked_text(token, "each of special_tokens"):
-            raise ValueError("special_tokens must not hold the empty string")
-    if repeated := [token for token, count in Counter(special).items() if count > 1]:
-        raise ValueError(f"special_tokens must not repeat, but {repeated[0]!r} does")
+    special = _checked_tokens(special_tokens, "special_tokens")
     for name, flag in (("byte_level", byte_level), ("add_prefix_space", add_prefix_space)):
         if flag is not True and flag is not False:
             raise TypeError(f"{name} must be True or False, not {flag!r}")
@@ -123,12 +114,12 @@ def _check_options(special_tokens, unknown, byte_level, add_prefix_space):
         _checked_text(unknown, "unknown")
     return special
 
-# %% ../../nbs/text/09_bpe.ipynb #05c3ae5e
+# %% ../../nbs/text/09_bpe.ipynb #e597d958
 def _set_up(tokenizer, vocab, merges, byte_level, special_tokens, unknown, add_prefix_space):
     """Give a tokenizer its tables: everything is checked first and built last."""
     special = _check_options(special_tokens, unknown, byte_level, add_prefix_space)
     vocab, seen = _check_vocab(vocab), {}
-    for i, pair in enumerate(merges):
+    for i, pair in enumerate(_checked_list(merges, "merges", "pairs of tokens")):
         if problem := _check_merge(pair, vocab, seen):
             raise ValueError(f"merges[{i}] {problem}")
         seen[tuple(pair)] = i
@@ -152,13 +143,17 @@ def _set_up(tokenizer, vocab, merges, byte_level, special_tokens, unknown, add_p
     tokenizer._bytes = {number: from_byte_symbols(token) if token in bytewise
                         else token.encode() for token, number in vocab.items()}
 
-# %% ../../nbs/text/09_bpe.ipynb #63ca43a6
+# %% ../../nbs/text/09_bpe.ipynb #fd7c03e9
+_CACHED_WORDS, _CACHED_LENGTH = 1 << 16, 256
+
+
 def _prefixed(text):
+    """The text with a space before it, if it is not empty and does not begin with one."""
     return text if not text or text[0] == " " else " " + text
 
 
 def _encode_word(tokenizer, word):
-    """The ids of one word, which are kept for its next time."""
+    """The ids of one word, which are kept for the next time."""
     symbols = to_byte_symbols(word) if tokenizer._byte_level else word
     known, unknown = tokenizer._vocab, tokenizer._vocab.get(tokenizer._unknown)
     ids = [known.get(symbol, unknown) for symbol in symbols]
@@ -172,7 +167,7 @@ def _encode_word(tokenizer, word):
         tokenizer._cache[word] = ids
     return ids
 
-# %% ../../nbs/text/09_bpe.ipynb #a99ebbc3
+# %% ../../nbs/text/09_bpe.ipynb #8f593524
 def _encode(tokenizer, text):
     """The ids of a text: special tokens first, then word by word."""
     ids, find = [], _splitter(_checked_text(text).isascii()).findall
@@ -186,11 +181,11 @@ def _encode(tokenizer, text):
             ids += known(word) or _encode_word(tokenizer, word)
     return ids
 
-# %% ../../nbs/text/09_bpe.ipynb #eb03bde0
+# %% ../../nbs/text/09_bpe.ipynb #9d65ce9d
 def _decode(tokenizer, ids):
     """The text of ids, or an error that says which is none."""
     numbers = []
-    for i, number in enumerate(ids):
+    for i, number in enumerate(_checked_list(ids, "ids", "whole numbers")):
         try:
             numbers.append(operator.index(number))
         except TypeError:
@@ -200,13 +195,13 @@ def _decode(tokenizer, ids):
                              f"which ends at {max(tokenizer._token_of)}")
     return b"".join(map(tokenizer._bytes.get, numbers)).decode("utf-8", errors="replace")
 
-# %% ../../nbs/text/09_bpe.ipynb #3d236007
+# %% ../../nbs/text/09_bpe.ipynb #f6591bd8
 def _learn(corpus, vocab_size, byte_level, special_tokens, min_frequency, unknown,
            add_prefix_space):
     """The arguments of a BPETokenizer, learned from texts."""
     special = _check_options(special_tokens, unknown, byte_level, add_prefix_space)
-    _check_whole("min_frequency", min_frequency, 0)
-    _check_whole("vocab_size", vocab_size, 1)
+    _whole("min_frequency", min_frequency, 0)
+    _whole("vocab_size", vocab_size, 1)
     if unknown is not None and unknown not in special:
         raise ValueError(f"unknown ({unknown!r}) must be one of special_tokens {special}")
     words = _count_words(corpus, add_prefix_space)
@@ -214,19 +209,12 @@ def _learn(corpus, vocab_size, byte_level, special_tokens, min_frequency, unknow
         words = {to_byte_symbols(word): count for word, count in words.items()}
     alphabet = sorted(_BYTE_OF if byte_level else set().union(*words))
     vocab = {token: i for i, token in enumerate(dict.fromkeys([*special, *alphabet]))}
-    _check_whole("vocab_size", vocab_size, len(vocab), " to hold special tokens and alphabet")
+    _whole("vocab_size", vocab_size, len(vocab), " to hold special tokens and alphabet")
     merges, tokens = _learn_merges(words, vocab, vocab_size, min_frequency), list(vocab)
     made = [(tokens[a], tokens[b]) for a, b in merges]
     return vocab, made, byte_level, special, unknown, add_prefix_space
 
-# %% ../../nbs/text/09_bpe.ipynb #32914a13
-def _check_whole(name, value, least, why=""):
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TypeError(f"{name} must be a whole number, not {value!r}")
-    if value < least:
-        raise ValueError(f"{name} ({value}) must be at least {least}{why}")
-
-
+# %% ../../nbs/text/09_bpe.ipynb #c8d888d0
 def _count_words(corpus, add_prefix_space):
     """How often each word occurs in the texts, or an error that says which is no text."""
     if isinstance(corpus, (str, bytes)) or not isinstance(corpus, Iterable):
@@ -240,7 +228,7 @@ def _count_words(corpus, add_prefix_space):
         raise ValueError("corpus is empty: there is no text to learn from")
     return counts
 
-# %% ../../nbs/text/09_bpe.ipynb #b0ac5d2d
+# %% ../../nbs/text/09_bpe.ipynb #e6881297
 def _make(cls, path, arguments, wrong=ValueError):
     """The tokenizer of arguments that a file gave, or an error that names the file."""
     try:
@@ -248,7 +236,7 @@ def _make(cls, path, arguments, wrong=ValueError):
     except wrong as error:
         raise ValueError(f"{path}: {error}") from None
 
-# %% ../../nbs/text/09_bpe.ipynb #be9d52bb
+# %% ../../nbs/text/09_bpe.ipynb #35e913f6
 def _gpt2_arguments(vocab_path, merges_path, special_tokens):
     """The arguments of a BPETokenizer from GPT-2's two files."""
     vocab, merges = _read_gpt2(vocab_path, merges_path)
@@ -257,7 +245,7 @@ def _gpt2_arguments(vocab_path, merges_path, special_tokens):
         special_tokens = [token for token in vocab if token not in made]
     return vocab, merges, True, special_tokens
 
-# %% ../../nbs/text/09_bpe.ipynb #f8823293
+# %% ../../nbs/text/09_bpe.ipynb #404c9279
 class BPETokenizer:
     """Byte-pair encoding on bytes, as in GPT-2, or on characters; equal to Hugging Face's.
 
@@ -375,7 +363,7 @@ class BPETokenizer:
 
         Raises:
             ValueError: an id that is not in the vocabulary.
-            TypeError: an id that is no whole number.
+            TypeError: `ids` is no list, or an id is no whole number.
         """
         return _decode(self, ids)
 

@@ -3,11 +3,12 @@
 # %% auto #0
 __all__ = ['UnigramTokenizer']
 
-# %% ../../nbs/text/11_unigram.ipynb #54edb6a8
+# %% ../../nbs/text/11_unigram.ipynb #e9e6ab40
 import math
 import operator
 import random
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from os import PathLike
@@ -16,9 +17,9 @@ from ._unigram_files import SPACE, read_tokenizer, write_tokenizer
 from ._unigram_lattice import (best_path, build_lattice, log_total,
                                                       nbest_paths, prefix_table, sample_path)
 from ._unigram_training import learn_pieces
-from ._vocabulary import _checked_text
+from ._vocabulary import _checked_text, _whole
 
-# %% ../../nbs/text/11_unigram.ipynb #7c2a7107
+# %% ../../nbs/text/11_unigram.ipynb #ffb2a17f
 def _normalize(text, add_dummy_prefix, remove_extra_whitespaces):
     """The text with signs for its spaces, as SentencePiece writes it."""
     if remove_extra_whitespaces:
@@ -32,7 +33,15 @@ def _words(text):
     """Parts of a normalised text: a new one begins at each sign of a space."""
     return re.findall(f"{SPACE}[^{SPACE}]*|[^{SPACE}]+", text)
 
-# %% ../../nbs/text/11_unigram.ipynb #f9c5cfc1
+# %% ../../nbs/text/11_unigram.ipynb #39832724
+def _float(name, value, expected="a number"):
+    """The value as a float, or an error that names it."""
+    try:
+        return float(None if isinstance(value, (bool, str, bytes)) else value)
+    except (TypeError, ValueError, OverflowError):
+        raise TypeError(f"{name} must be {expected}, not {value!r}") from None
+
+
 def _check_pieces(pieces_with_scores):
     """{piece: score} in the order of the ids, or an error that names the piece."""
     if isinstance(pieces_with_scores, Mapping):
@@ -44,22 +53,20 @@ def _check_pieces(pieces_with_scores):
     for number, pair in enumerate(pieces_with_scores):
         if isinstance(pair, str) or not isinstance(pair, Iterable) or len(pair := [*pair]) != 2:
             raise TypeError(f"pieces_with_scores[{number}] ({pair!r}) must be a piece and a score")
-        piece, score = _checked_text(pair[0], f"the piece of pieces_with_scores[{number}]"), pair[1]
+        piece = _checked_text(pair[0], f"the piece of pieces_with_scores[{number}]")
         if not piece:
             raise ValueError(f"pieces_with_scores[{number}] is the empty string, which is no piece")
         if piece in scores:
             raise ValueError(f"pieces_with_scores holds the piece {piece!r} twice")
-        if isinstance(score, (bool, str)) or not hasattr(score, "__float__"):
-            raise TypeError(f"the score of {piece!r} must be a number, not {score!r}")
-        if not (math.isfinite(score) and score <= 0):
-            raise ValueError(f"the score of {piece!r} ({score!r}) must be a log-probability: "
+        scores[piece] = _float(f"the score of {piece!r}", pair[1])
+        if not -math.inf < scores[piece] <= 0:
+            raise ValueError(f"the score of {piece!r} ({pair[1]!r}) must be a log-probability: "
                              "finite, and not above 0")
-        scores[piece] = float(score)
     if not scores:
         raise ValueError("pieces_with_scores is empty: a tokenizer needs at least one piece")
     return scores
 
-# %% ../../nbs/text/11_unigram.ipynb #7716af19
+# %% ../../nbs/text/11_unigram.ipynb #3b62b27c
 def _check_special(special_tokens, unknown):
     """The unknown token and the special tokens, each once."""
     if isinstance(special_tokens, str) or not isinstance(special_tokens, Iterable):
@@ -74,56 +81,229 @@ def _check_special(special_tokens, unknown):
     return tuple(dict.fromkeys(special))
 
 
+def _special_pattern(special):
+    """What finds special tokens, the longest first, in a text; with none, nothing."""
+    longest_first = sorted(special, key=len, reverse=True)
+    return re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
+
+
 def _check_switches(**switches):
     for name, value in switches.items():
         if value is not True and value is not False:
             raise TypeError(f"{name} must be True or False, not {value!r}")
 
-
-def _check_whole(name, value, least, why=""):
-    if type(value) is not int:
-        raise TypeError(f"{name} must be a whole number, not {value!r}")
-    if value < least:
-        raise ValueError(f"{name} ({value}) must be at least {least}{why}")
-
-# %% ../../nbs/text/11_unigram.ipynb #ae61023b
-_CACHED_WORDS, _CACHED_LENGTH = 1 << 16, 256
-
-
-class _Tables:
-    """The parts of a unigram tokenizer; how it is made and what it consists of."""
-
-    def __init__(self, pieces_with_scores: Iterable[Sequence] | Mapping[str, float | int],
-                 unknown: str | None = "<unk>", special_tokens: Iterable[str] = (),
-                 add_dummy_prefix: bool = True, remove_extra_whitespaces: bool = False):
-        scores = _check_pieces(pieces_with_scores)
-        special = _check_special(special_tokens, unknown)
-        _check_switches(add_dummy_prefix=add_dummy_prefix,
-                        remove_extra_whitespaces=remove_extra_whitespaces)
-        if unknown is not None and unknown not in scores:
-            raise ValueError(f"the unknown token {unknown!r} is not among the pieces; pass "
-                             "unknown=None for a tokenizer that refuses unknown characters")
-        if missing := [token for token in special if token not in scores]:
-            raise ValueError(f"the special token {missing[0]!r} is not among the pieces")
-        self._scores, self._unknown, self._special = scores, unknown, special
-        self._add_dummy_prefix = add_dummy_prefix
-        self._remove_extra_whitespaces = remove_extra_whitespaces
-        self._ids = {piece: number for number, piece in enumerate(scores)}
-        self._pieces = tuple(scores)
-        ordinary = {piece: score for piece, score in scores.items() if piece not in special}
-        self._table, self._unknown_score = prefix_table(ordinary), min(scores.values()) - 10
-        self._word_by_word = _falls_apart(ordinary)
-        longest_first = sorted(special, key=len, reverse=True)
-        self._finder = re.compile(f"({'|'.join(map(re.escape, longest_first))})")
-        self._cache = {}
-
-
+# %% ../../nbs/text/11_unigram.ipynb #ef83612b
 def _falls_apart(pieces):
     """Whether every segmentation has a cut before each sign of a space."""
     return SPACE in pieces and not any(SPACE in piece[1:] for piece in pieces)
 
-# %% ../../nbs/text/11_unigram.ipynb #1e4b7b90
-class _Properties(_Tables):
+
+def _set_up(tokenizer, pieces_with_scores, unknown, special_tokens, add_dummy_prefix,
+            remove_extra_whitespaces):
+    """Give a tokenizer its tables: everything is checked first and built last."""
+    scores = _check_pieces(pieces_with_scores)
+    special = _check_special(special_tokens, unknown)
+    _check_switches(add_dummy_prefix=add_dummy_prefix,
+                    remove_extra_whitespaces=remove_extra_whitespaces)
+    if unknown is not None and unknown not in scores:
+        raise ValueError(f"the unknown token {unknown!r} is not among the pieces; pass "
+                         "unknown=None for a tokenizer that refuses unknown characters")
+    if missing := [token for token in special if token not in scores]:
+        raise ValueError(f"the special token {missing[0]!r} is not among the pieces")
+    ordinary = {piece: score for piece, score in scores.items() if piece not in special}
+    tokenizer._scores, tokenizer._unknown, tokenizer._special = scores, unknown, special
+    tokenizer._add_dummy_prefix = add_dummy_prefix
+    tokenizer._remove_extra_whitespaces = remove_extra_whitespaces
+    tokenizer._pieces = tuple(scores)
+    tokenizer._ids = {piece: number for number, piece in enumerate(scores)}
+    tokenizer._table, tokenizer._unknown_score = prefix_table(ordinary), min(scores.values()) - 10
+    tokenizer._word_by_word = _falls_apart(ordinary)
+    tokenizer._finder, tokenizer._cache = _special_pattern(special), {}
+
+# %% ../../nbs/text/11_unigram.ipynb #12e5b6f0
+def _units(tokenizer, text):
+    """(is it special, special token or word) for each part of a text."""
+    for i, part in enumerate(tokenizer._finder.split(_checked_text(text))):
+        if i % 2:  # re.split puts what the pattern found at the odd places
+            yield True, part
+            continue
+        part = _normalize(part, tokenizer._add_dummy_prefix, tokenizer._remove_extra_whitespaces)
+        for word in _words(part) if tokenizer._word_by_word else [part] if part else []:
+            yield False, word
+
+
+def _lattice(tokenizer, word):
+    return build_lattice(word, tokenizer._table, tokenizer._unknown_score)
+
+# %% ../../nbs/text/11_unigram.ipynb #c41090fa
+_CACHED_WORDS, _CACHED_LENGTH = 1 << 16, 256
+
+
+def _fused(tokenizer, pieces):
+    """Pieces and ids, with neighbouring unknown characters made one."""
+    found, ids, unknown = [], tokenizer._ids, tokenizer._unknown
+    for known, group in groupby(pieces, key=lambda x: tokenizer._table.get(x) is not None):
+        group = list(group) if known else ["".join(group)]
+        if not known and unknown is None:
+            raise ValueError(f"no piece covers {group[0][:40]!r}, and unknown is None")
+        found += [(piece, ids[piece if known else unknown]) for piece in group]
+    return tuple(found)
+
+
+def _best(tokenizer, word):
+    """The pieces of a word's best path, each with its id; they are kept for its next time."""
+    if (found := tokenizer._cache.get(word)) is None:
+        found = _fused(tokenizer, best_path(_lattice(tokenizer, word))[0])
+        if len(word) <= _CACHED_LENGTH:
+            if len(tokenizer._cache) >= _CACHED_WORDS:
+                tokenizer._cache.clear()  # start again: the words that matter come back at once
+            tokenizer._cache[word] = found
+    return found
+
+# %% ../../nbs/text/11_unigram.ipynb #d8d58ee7
+def _check_sampling(alpha, generator):
+    number = _float("alpha", alpha, "a number or None")
+    if not 0 < number < math.inf:
+        raise ValueError(f"alpha ({alpha!r}) must be positive and finite; None is the best path")
+    if generator is not None and not isinstance(generator, random.Random):
+        raise TypeError(f"generator must be a random.Random, not {type(generator).__name__}")
+    return number, generator or random.Random()
+
+
+def _segment(tokenizer, text, alpha=None, generator=None):
+    """The pieces of the best segmentation, or of one drawn at random, each with its id."""
+    if alpha is not None:
+        alpha, generator = _check_sampling(alpha, generator)
+    for special, unit in _units(tokenizer, text):
+        if special:
+            yield unit, tokenizer._ids[unit]
+        elif alpha is None:
+            yield from _best(tokenizer, unit)
+        else:
+            drawn = sample_path(_lattice(tokenizer, unit), alpha, generator)
+            yield from _fused(tokenizer, drawn)
+
+# %% ../../nbs/text/11_unigram.ipynb #9f8256c1
+def _fused_all(tokenizer, pieces):
+    """As `_fused`, with special tokens left alone."""
+    for special, group in groupby(pieces, key=tokenizer._special.__contains__):
+        yield from group if special else (piece for piece, _ in _fused(tokenizer, group))
+
+
+def _nbest(tokenizer, text, n):
+    """The n best segmentations of a text with their scores, best first."""
+    n, paths = _whole("n", n, 1), [([], 0.0)]
+    for special, unit in _units(tokenizer, text):
+        ways = [([unit], 0.0)] if special else nbest_paths(_lattice(tokenizer, unit), n)
+        paths = sorted(((pieces + more, score + extra) for pieces, score in paths
+                        for more, extra in ways), key=lambda path: -path[1])[:n]
+    return [([*_fused_all(tokenizer, pieces)], score) for pieces, score in paths]
+
+# %% ../../nbs/text/11_unigram.ipynb #7e95762e
+def _decode(tokenizer, ids):
+    """The text of ids, or an error that says which is none."""
+    if isinstance(ids, (str, bytes)) or not isinstance(ids, Iterable):
+        raise TypeError(f"ids must be a list of whole numbers, not {type(ids).__name__}")
+    pieces, size = [], len(tokenizer._pieces)
+    for i, number in enumerate(ids):
+        try:
+            number = operator.index(None if isinstance(number, bool) else number)
+        except TypeError:
+            raise TypeError(f"ids[{i}] ({number!r}) must be a whole number, not "
+                            f"{type(number).__name__}") from None
+        if not 0 <= number < size:
+            raise ValueError(f"ids[{i}] ({number}) is not in the vocabulary, which has the ids "
+                             f"0 to {size - 1}")
+        pieces.append(tokenizer._pieces[number])
+    text = "".join(pieces).replace(SPACE, " ")
+    return text.removeprefix(" ") if tokenizer._add_dummy_prefix else text
+
+# %% ../../nbs/text/11_unigram.ipynb #64f6dc78
+def _count_words(corpus, special, add_dummy_prefix, remove_extra_whitespaces):
+    """{word: count} of a corpus; special tokens in it are skipped."""
+    if isinstance(corpus, (str, bytes)) or not isinstance(corpus, Iterable):
+        raise TypeError(f"corpus must be a list of texts, not {type(corpus).__name__}: "
+                        "of one text, make a list of one")
+    finder, words = _special_pattern(special), Counter()
+    for i, text in enumerate(corpus):
+        for part in finder.split(_checked_text(text, f"corpus[{i}]"))[::2]:
+            words.update(_words(_normalize(part, add_dummy_prefix, remove_extra_whitespaces)))
+    if not words:
+        raise ValueError("corpus is empty: there is no text to learn from")
+    return words
+
+# %% ../../nbs/text/11_unigram.ipynb #2aad3fe1
+def _learn(corpus, vocab_size, special_tokens, unknown, add_dummy_prefix,
+           remove_extra_whitespaces, max_piece_length, seed_size):
+    """The arguments of a UnigramTokenizer, learned from texts."""
+    special = _check_special(special_tokens, unknown)
+    switches = {"add_dummy_prefix": add_dummy_prefix,
+                "remove_extra_whitespaces": remove_extra_whitespaces}
+    _check_switches(**switches)
+    vocab_size, seed_size = _whole("vocab_size", vocab_size, 1), _whole("seed_size", seed_size, 0)
+    max_piece_length = _whole("max_piece_length", max_piece_length, 1)
+    words = _count_words(corpus, special, **switches)
+    least = len(special) + len(set().union(*words))
+    if vocab_size < least:
+        raise ValueError(f"vocab_size ({vocab_size}) must be at least {least} to hold special "
+                         "tokens and alphabet")
+    learned = learn_pieces(words, vocab_size - len(special), max_piece_length, seed_size)
+    scores = dict.fromkeys(special, 0.0) | {
+        piece: score for piece, score in learned.items() if piece not in special}
+    if len(scores) < vocab_size:
+        raise ValueError(f"vocab_size ({vocab_size}) is more than the corpus yields: "
+                         f"{len(scores)} pieces")
+    return {"pieces_with_scores": scores, "unknown": unknown,
+            "special_tokens": special[unknown is not None:], **switches}
+
+# %% ../../nbs/text/11_unigram.ipynb #5c392f9d
+def _from_file(cls, path):
+    """The tokenizer of a file, or an error that names the file."""
+    arguments = read_tokenizer(path)
+    try:
+        return cls(**arguments)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from None
+
+# %% ../../nbs/text/11_unigram.ipynb #22453de8
+class UnigramTokenizer:
+    """A unigram tokenizer: pieces with probabilities, best or sampled segmentations.
+
+    A segmentation has the score ``sum(log p(piece))``. Spaces are written as ▁.
+
+    Args:
+        pieces_with_scores: pairs of a piece and its natural log-probability, in the order of the
+            ids; or a dictionary. Special tokens usually have 0, which counts nowhere. (The
+            user-defined symbols of SentencePiece are pieces with the score -0.1.)
+        unknown: the piece that stands for characters that are no piece; None: they are an error.
+        special_tokens: more pieces that are recognised as they stand, and never part of others.
+        add_dummy_prefix: put a space in front of each text.
+        remove_extra_whitespaces: drop spaces at both ends and all but one of each run.
+
+    Raises:
+        ValueError: no piece, one twice, a score that is not finite or above 0, an unknown or
+            special token that is no piece.
+        TypeError: an argument of another type.
+
+    Source:
+        Kudo, Subword Regularization: Improving Neural Network Translation Models with Multiple
+        Subword Candidates, 2018, section 3; Kudo and Richardson, SentencePiece, 2018.
+
+    Example:
+        >>> tokenizer = UnigramTokenizer({"<unk>": 0, "▁": -3, "▁bear": -2, "s": -2})
+        >>> tokenizer.tokenize("bears bearish"), tokenizer.encode("bears bearish")
+        (['▁bear', 's', '▁bear', 'i', 's', 'h'], [2, 3, 2, 0, 3, 0])
+    """
+
+    def __init__(self, pieces_with_scores: Iterable[Sequence] | Mapping[str, float | int],
+                 unknown: str | None = "<unk>", special_tokens: Iterable[str] = (),
+                 add_dummy_prefix: bool = True, remove_extra_whitespaces: bool = False):
+        _set_up(self, pieces_with_scores, unknown, special_tokens, add_dummy_prefix,
+                remove_extra_whitespaces)
+
+    def __repr__(self) -> str:
+        return f"UnigramTokenizer({self.vocab_size} pieces)"
+
     @property
     def vocab(self) -> dict[str, int]:
         """The id of each piece, in the order of the ids."""
@@ -149,67 +329,6 @@ class _Properties(_Tables):
         """Tokens that are recognised wherever they stand in a text, the unknown token first."""
         return self._special
 
-# %% ../../nbs/text/11_unigram.ipynb #333dd27e
-class _Segmenter(_Properties):
-    def _units(self, text):
-        """(is it special, special token or word) for each part of a text."""
-        _checked_text(text)
-        for i, part in enumerate(self._finder.split(text) if self._special else [text]):
-            if i % 2:  # re.split puts what the pattern found at the odd places
-                yield True, part
-                continue
-            part = _normalize(part, self._add_dummy_prefix, self._remove_extra_whitespaces)
-            for word in _words(part) if self._word_by_word else [part] if part else []:
-                yield False, word
-
-    def _lattice(self, word):
-        return build_lattice(word, self._table, self._unknown_score)
-
-    def _fused(self, pieces):
-        """Pieces and ids, with neighbouring unknown characters made one."""
-        found = []
-        for known, group in groupby(pieces, key=lambda piece: self._table.get(piece) is not None):
-            group = list(group) if known else ["".join(group)]
-            if not known and self._unknown is None:
-                raise ValueError(f"no piece covers {group[0][:40]!r}, and unknown is None")
-            found += [(x, self._ids[x] if known else self._ids[self._unknown]) for x in group]
-        return tuple(found)
-
-    def _segment(self, text):
-        """The pieces of the best segmentation, each with its id."""
-        for special, unit in self._units(text):
-            if special:
-                yield unit, self._ids[unit]
-                continue
-            if (found := self._cache.get(unit)) is None:
-                found = self._fused(best_path(self._lattice(unit))[0])
-                if len(unit) <= _CACHED_LENGTH:
-                    if len(self._cache) >= _CACHED_WORDS:
-                        self._cache.clear()
-                    self._cache[unit] = found
-            yield from found
-
-# %% ../../nbs/text/11_unigram.ipynb #41777699
-def _check_sampling(alpha, generator):
-    if isinstance(alpha, bool) or not hasattr(alpha, "__float__"):
-        raise TypeError(f"alpha must be a number or None, not {alpha!r}")
-    if not (math.isfinite(alpha) and alpha > 0):
-        raise ValueError(f"alpha ({alpha!r}) must be positive and finite; None is the best path")
-    if generator is not None and not isinstance(generator, random.Random):
-        raise TypeError(f"generator must be a random.Random, not {type(generator).__name__}")
-    return generator or random.Random()
-
-# %% ../../nbs/text/11_unigram.ipynb #8bf985bc
-class _Encoder(_Segmenter):
-    def _sampled(self, text, alpha, generator):
-        """As `_segment`, for a segmentation drawn at random."""
-        generator = _check_sampling(alpha, generator)
-        for special, unit in self._units(text):
-            if special:
-                yield unit, self._ids[unit]
-            else:
-                yield from self._fused(sample_path(self._lattice(unit), alpha, generator))
-
     def encode(self, text: str, alpha: float | None = None,
                generator: random.Random | None = None) -> list[int]:
         """The ids of the best segmentation, or of one drawn at random.
@@ -233,11 +352,8 @@ class _Encoder(_Segmenter):
             >>> tokenizer.encode("ab a??")
             [2, 4, 2, 0]
         """
-        drawn = self._segment(text) if alpha is None else self._sampled(text, alpha, generator)
-        return [number for _, number in drawn]
+        return [number for _, number in _segment(self, text, alpha, generator)]
 
-# %% ../../nbs/text/11_unigram.ipynb #a9c21d9d
-class _PieceEncoder(_Encoder):
     def tokenize(self, text: str, alpha: float | None = None,
                  generator: random.Random | None = None) -> list[str]:
         """The pieces that `encode` gives the ids of; unknown characters as they stand in the text.
@@ -259,11 +375,8 @@ class _PieceEncoder(_Encoder):
             >>> tokenizer.tokenize("ab a??")
             ['▁a', 'b', '▁a', '??']
         """
-        drawn = self._segment(text) if alpha is None else self._sampled(text, alpha, generator)
-        return [piece for piece, _ in drawn]
+        return [piece for piece, _ in _segment(self, text, alpha, generator)]
 
-# %% ../../nbs/text/11_unigram.ipynb #c4cbe244
-class _Scorer(_PieceEncoder):
     def nbest(self, text: str, n: int) -> list[tuple[list[str], float]]:
         """The n most probable segmentations, best first.
 
@@ -284,21 +397,8 @@ class _Scorer(_PieceEncoder):
             >>> tokenizer.nbest("ab", 5)
             [(['▁a', 'b'], -3.0), (['▁', 'a', 'b'], -7.0)]
         """
-        _check_whole("n", n, 1)
-        paths = [([], 0.0)]
-        for special, unit in self._units(text):
-            ways = [([unit], 0.0)] if special else nbest_paths(self._lattice(unit), n)
-            paths = sorted(((pieces + more, score + extra) for pieces, score in paths
-                            for more, extra in ways), key=lambda path: -path[1])[:n]
-        return [([piece for piece, _ in self._fused_all(pieces)], score) for pieces, score in paths]
+        return _nbest(self, text, n)
 
-    def _fused_all(self, pieces):
-        """As `_fused`, with special tokens left alone."""
-        for special, group in groupby(pieces, key=self._special.__contains__):
-            yield from ((x, self._ids[x]) for x in group) if special else self._fused(group)
-
-# %% ../../nbs/text/11_unigram.ipynb #804d9b1e
-class _Likelihood(_Scorer):
     def log_likelihood(self, text: str) -> float:
         """The log-probability of a text: of all its segmentations together.
 
@@ -317,11 +417,9 @@ class _Likelihood(_Scorer):
             >>> round(tokenizer.log_likelihood("ab"), 4)  # log(exp(-3) + exp(-7))
             -2.9819
         """
-        return sum(log_total(self._lattice(unit)) for special, unit in self._units(text)
-                   if not special)
+        units = [unit for special, unit in _units(self, text) if not special]
+        return sum((log_total(_lattice(self, unit)) for unit in units), 0.0)
 
-# %% ../../nbs/text/11_unigram.ipynb #c58345ab
-class _Decoder(_Likelihood):
     def decode(self, ids: Iterable[int]) -> str:
         """The text of some ids: pieces joined, ▁ as a space, without the dummy prefix.
 
@@ -344,46 +442,8 @@ class _Decoder(_Likelihood):
             >>> tokenizer.decode([2, 4, 2, 0])
             'ab a<unk>'
         """
-        ids = [operator.index(number) for number in ids]
-        for i, number in enumerate(ids):
-            if not 0 <= number < len(self._pieces):
-                raise ValueError(f"ids[{i}] ({number}) is not in the vocabulary, which has the ids "
-                                 f"0 to {len(self._pieces) - 1}")
-        text = "".join(self._pieces[number] for number in ids).replace(SPACE, " ")
-        return text.removeprefix(" ") if self._add_dummy_prefix else text
+        return _decode(self, ids)
 
-# %% ../../nbs/text/11_unigram.ipynb #7f05a26b
-def _count_words(corpus, special, add_dummy_prefix, remove_extra_whitespaces):
-    """{word: count} of a corpus; special tokens in it are skipped."""
-    if isinstance(corpus, (str, bytes)) or not isinstance(corpus, Iterable):
-        raise TypeError(f"corpus must be a list of texts, not {type(corpus).__name__}: "
-                        "of one text, make a list of one")
-    finder = re.compile("|".join(map(re.escape, sorted(special, key=len, reverse=True))))
-    words = {}
-    for i, text in enumerate(corpus):
-        _checked_text(text, f"corpus[{i}]")
-        for part in finder.split(text) if special else [text]:
-            for word in _words(_normalize(part, add_dummy_prefix, remove_extra_whitespaces)):
-                words[word] = words.get(word, 0) + 1
-    if not words:
-        raise ValueError("corpus is empty: there is no text to learn from")
-    return words
-
-
-def _learn(words, vocab_size, special, max_piece_length, seed_size):
-    """Special tokens and learned pieces with their scores, `vocab_size` of them."""
-    _check_whole("vocab_size", vocab_size, len(special) + len(set().union(*words)),
-                 " to hold special tokens and alphabet")
-    learned = learn_pieces(words, vocab_size - len(special), max_piece_length, seed_size)
-    scores = {**dict.fromkeys(special, 0.0),
-              **{piece: score for piece, score in learned.items() if piece not in special}}
-    if len(scores) < vocab_size:
-        raise ValueError(f"vocab_size ({vocab_size}) is more than the corpus yields: "
-                         f"{len(scores)} pieces")
-    return scores
-
-# %% ../../nbs/text/11_unigram.ipynb #6344ab60
-class _Trainer(_Decoder):
     @classmethod
     def train(cls, corpus: Iterable[str], vocab_size: int, special_tokens: Iterable[str] = (),
               unknown: str | None = "<unk>", add_dummy_prefix: bool = True,
@@ -414,19 +474,9 @@ class _Trainer(_Decoder):
             >>> tokenizer.tokenize("the bears")
             ['▁the', '▁bear', 's']
         """
-        special = _check_special(special_tokens, unknown)
-        _check_switches(add_dummy_prefix=add_dummy_prefix,
-                        remove_extra_whitespaces=remove_extra_whitespaces)
-        for name, value, least in (("vocab_size", vocab_size, 1), ("seed_size", seed_size, 0),
-                                   ("max_piece_length", max_piece_length, 1)):
-            _check_whole(name, value, least)
-        words = _count_words(corpus, special, add_dummy_prefix, remove_extra_whitespaces)
-        scores = _learn(words, vocab_size, special, max_piece_length, seed_size)
-        return cls(scores, unknown, special[unknown is not None:], add_dummy_prefix,
-                   remove_extra_whitespaces)
+        return cls(**_learn(corpus, vocab_size, special_tokens, unknown, add_dummy_prefix,
+                            remove_extra_whitespaces, max_piece_length, seed_size))
 
-# %% ../../nbs/text/11_unigram.ipynb #740712cf
-class _Files(_Trainer):
     def save(self, path: str | PathLike) -> None:
         """Write a `tokenizer.json` that Hugging Face tokenizers loads too, with the same ids.
 
@@ -451,41 +501,4 @@ class _Files(_Trainer):
                 (such as the Precompiled normaliser of T5), pieces that make no tokenizer.
             OSError: the file cannot be read.
         """
-        arguments = read_tokenizer(path)
-        try:
-            return cls(**arguments)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{path}: {error}") from None
-
-# %% ../../nbs/text/11_unigram.ipynb #2332ac80
-class UnigramTokenizer(_Files):
-    """A unigram tokenizer: pieces with probabilities, best or sampled segmentations.
-
-    A segmentation has the score ``sum(log p(piece))``. Spaces are written as ▁.
-
-    Args:
-        pieces_with_scores: pairs of a piece and its natural log-probability, in the order of the
-            ids; or a dictionary. Special tokens usually have 0, which counts nowhere. (The
-            user-defined symbols of SentencePiece are pieces with the score -0.1.)
-        unknown: the piece that stands for characters that are no piece; None: they are an error.
-        special_tokens: more pieces that are recognised as they stand, and never part of others.
-        add_dummy_prefix: put a space in front of each text.
-        remove_extra_whitespaces: drop spaces at both ends and all but one of each run.
-
-    Raises:
-        ValueError: no piece, one twice, a score that is not finite or above 0, an unknown or
-            special token that is no piece.
-        TypeError: an argument of another type.
-
-    Source:
-        Kudo, Subword Regularization: Improving Neural Network Translation Models with Multiple
-        Subword Candidates, 2018, section 3; Kudo and Richardson, SentencePiece, 2018.
-
-    Example:
-        >>> tokenizer = UnigramTokenizer({"<unk>": 0, "▁": -3, "▁bear": -2, "s": -2})
-        >>> tokenizer.tokenize("bears bearish"), tokenizer.encode("bears bearish")
-        (['▁bear', 's', '▁bear', 'i', 's', 'h'], [2, 3, 2, 0, 3, 0])
-    """
-
-    def __repr__(self) -> str:
-        return f"UnigramTokenizer({self.vocab_size} pieces)"
+        return _from_file(cls, path)

@@ -4,7 +4,7 @@
 __all__ = ['Vocabulary', 'WordTokenizer', 'CharacterTokenizer', 'oov_rate', 'TokenizerRow', 'TokenizerComparison',
            'compare_tokenizers']
 
-# %% ../../nbs/text/08_words_and_characters.ipynb #44502b08
+# %% ../../nbs/text/08_words_and_characters.ipynb #9d16103a
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,9 +12,9 @@ from functools import lru_cache
 from os import PathLike
 from typing import Any, Literal, NamedTuple, SupportsIndex
 
-from ._vocabulary import (_checked_text, _checked_tokens, _id,
-                                                 _most_frequent, _numbered, _read_json, _token,
-                                                 _whole, _write_json)
+from ._vocabulary import (_checked_list, _checked_text, _checked_tokens,
+                                                 _id, _most_frequent, _numbered, _read_json,
+                                                 _token, _whole, _write_json)
 
 # %% ../../nbs/text/08_words_and_characters.ipynb #6d3ce9a5
 def _as_dict(vocabulary):
@@ -35,7 +35,7 @@ def _from_dict(content, path):
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path} holds no vocabulary: {error}") from None
 
-# %% ../../nbs/text/08_words_and_characters.ipynb #7138bac9
+# %% ../../nbs/text/08_words_and_characters.ipynb #d8debe0f
 class Vocabulary:
     """A fixed list of tokens, each with its id: special tokens first, then `tokens` as given.
 
@@ -162,7 +162,7 @@ class Vocabulary:
 
         Raises:
             ValueError: a token is not there, and `unknown` is None.
-            TypeError: `tokens` is a string, or holds something that is none.
+            TypeError: `tokens` is no list of tokens, or holds something that is no string.
 
         Example:
             >>> Vocabulary(["a", "bear"]).encode(["bear", "a"])
@@ -170,7 +170,7 @@ class Vocabulary:
         """
         if isinstance(tokens, str):
             raise TypeError("tokens must be a list of tokens, not a string: cut it first")
-        return [_id(self, token) for token in tokens]
+        return [_id(self, token) for token in _checked_list(tokens, "tokens", "tokens")]
 
     def decode(self, ids: Iterable[SupportsIndex]) -> list[str]:
         """The tokens of ids.
@@ -183,13 +183,13 @@ class Vocabulary:
 
         Raises:
             ValueError: there is no such id.
-            TypeError: an id is no whole number.
+            TypeError: `ids` is no list, or an id is no whole number.
 
         Example:
             >>> Vocabulary(["a", "bear"]).decode([1, 0])
             ['bear', 'a']
         """
-        return [_token(self, id) for id in ids]
+        return [_token(self, id) for id in _checked_list(ids, "ids", "whole numbers")]
 
     def save(self, path: str | PathLike) -> None:
         """Write a JSON file that `load` reads.
@@ -494,7 +494,14 @@ class CharacterTokenizer(_Tokenizer):
     def _cut_plain(self, text):
         return list(text)
 
-# %% ../../nbs/text/08_words_and_characters.ipynb #c6e03a5a
+# %% ../../nbs/text/08_words_and_characters.ipynb #7e503df5
+def _checked_tokenizer(tokenizer, name, needed):
+    """The tokenizer, or an error that names the first method that it lacks."""
+    if missing := [method for method in needed if not hasattr(tokenizer, method)]:
+        raise TypeError(f"{name} must be a tokenizer, but has no {missing[0]}")
+    return tokenizer
+
+
 def _unknown_id(tokenizer):
     """The id that stands for unknown pieces, or None where nothing is unknown."""
     vocab = tokenizer.vocab
@@ -515,7 +522,8 @@ def oov_rate(tokenizer: Any, texts: Iterable) -> float:
 
     Raises:
         ValueError: there is no token at all.
-        TypeError: `texts` is one string, or holds strings where a `Vocabulary` needs tokens.
+        TypeError: no tokenizer, `texts` is one string or no list, or it holds something else than
+            texts (for a `Vocabulary`: than lists of tokens).
 
     Example:
         >>> oov_rate(WordTokenizer.train(["a cute bear"]), ["a cute rabbit", "a bear"])
@@ -523,12 +531,17 @@ def oov_rate(tokenizer: Any, texts: Iterable) -> float:
     """
     if isinstance(texts, str):
         raise TypeError("texts must be a list of texts, not one string")
+    texts = list(_checked_list(texts, "texts", "texts"))
     if isinstance(tokenizer, Vocabulary):
-        texts = list(texts)
         if any(isinstance(tokens, str) for tokens in texts):
             raise TypeError("texts must hold lists of tokens for a Vocabulary, not strings")
-        unknown = [token not in tokenizer for tokens in texts for token in tokens]
+        tokens = [token for tokens in texts
+                  for token in _checked_list(tokens, "each of texts", "tokens")]
+        if wrong := [token for token in tokens if not isinstance(token, str)]:
+            raise TypeError(f"each token of texts must be a string, not {wrong[0]!r}")
+        unknown = [token not in tokenizer for token in tokens]
     else:
+        _checked_tokenizer(tokenizer, "tokenizer", ("encode", "vocab"))
         wanted = _unknown_id(tokenizer)
         unknown = [id == wanted for text in texts for id in tokenizer.encode(text)]
     if not unknown:
@@ -574,7 +587,7 @@ class TokenizerComparison(dict):
                 f"{100 * row.restored:6.0f} %" for name, row in self.items()]
         return "\n".join([head, *rows])
 
-# %% ../../nbs/text/08_words_and_characters.ipynb #45a4d17b
+# %% ../../nbs/text/08_words_and_characters.ipynb #b64d1975
 def compare_tokenizers(tokenizers: Mapping[str, Any], texts: Iterable[str]) -> TokenizerComparison:
     """Measure tokenizers of any kind on the same texts.
 
@@ -587,7 +600,7 @@ def compare_tokenizers(tokenizers: Mapping[str, Any], texts: Iterable[str]) -> T
 
     Raises:
         ValueError: no tokenizer, no text, or no token in them.
-        TypeError: `tokenizers` is no dictionary of tokenizers, or `texts` one string.
+        TypeError: `tokenizers` is no dictionary of tokenizers, or `texts` no list of texts.
 
     Example:
         >>> table = compare_tokenizers({"words": WordTokenizer.train(["a bear"])}, ["a bear"])
@@ -598,14 +611,13 @@ def compare_tokenizers(tokenizers: Mapping[str, Any], texts: Iterable[str]) -> T
         raise TypeError(f"tokenizers must be a dictionary, not {type(tokenizers).__name__}")
     if isinstance(texts, str):
         raise TypeError("texts must be a list of texts, not one string")
-    texts = list(texts)
+    texts = list(_checked_list(texts, "texts", "texts"))
     if not tokenizers or not texts:
         raise ValueError(f"{'texts' if tokenizers else 'tokenizers'} is empty")
     rows = {}
     for name, tokenizer in tokenizers.items():
-        needed = ("encode", "decode", "vocab", "vocab_size")
-        if missing := [method for method in needed if not hasattr(tokenizer, method)]:
-            raise TypeError(f"tokenizers[{name!r}] must be a tokenizer, but has no {missing[0]}")
+        _checked_tokenizer(tokenizer, f"tokenizers[{name!r}]",
+                           ("encode", "decode", "vocab", "vocab_size"))
         ids = [tokenizer.encode(text) for text in texts]
         if not (count := sum(map(len, ids))):
             raise ValueError("texts must hold at least one token")
