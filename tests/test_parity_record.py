@@ -24,6 +24,17 @@ MATCHES = {
     "recurrent.rnn": {"torch": ["RNN"]},
     "recurrent.lstm": {"torch": ["LSTM"]},
     "recurrent.seq2seq_attention": {"torch": ["DotProductAttention"]},
+    "attention.self_attention": {"torch": ["scaled_dot_product_attention"]},
+    "attention.masks": {"torch": ["causal_mask"]},
+    "attention.multi_head_attention": {"torch": ["MultiHeadAttention", "xavier_init"]},
+    "transformer.positional_encoding": {"transformers": ["sinusoidal_encoding", "SinusoidalPositionalEncoding"], "mpmath": ["sinusoidal_encoding"]},
+    "transformer.feed_forward": {"torch": ["FeedForward"], "transformers": ["FeedForward", "GatedFeedForward", "SwiGLU"]},
+    "transformer.residual_and_norm": {"torch": ["LayerNorm", "Residual"]},
+    "transformer.encoder": {"torch": ["Encoder"]},
+    "transformer.decoder": {"torch": ["Decoder"]},
+    "transformer.transformer": {"torch": ["TokenEmbedding", "Transformer"]},
+    "transformer.training": {"torch": ["smooth_labels", "cross_entropy"], "transformers": ["noam_schedule"]},
+    "transformer.decoding": {"transformers": ["greedy_search", "beam_search", "sample", "next_token_probabilities"]},
 }
 
 

@@ -1,11 +1,16 @@
 """Chapter 04 against loops written by hand, stopped and resumed everywhere, and given the wrong things."""
+import json
 import math
 import os
 import pickle
 import random
 import signal
+import socket
+import subprocess
+import sys
 import threading
 from collections import namedtuple
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +22,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
 
 from transformer_course.toolbox import training_loop as ours
 from transformer_course.toolbox.checkpoints import CheckpointError, read_state, write_state
@@ -949,9 +955,364 @@ def test_the_history_shows_itself():
 
 
 def test_the_module_draws_nothing_until_asked():
-    import subprocess
-    import sys
     code = "import transformer_course.toolbox.training_loop, sys; sys.exit('matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+# Several processes -------------------------------------------------------------------------------------------------
+
+TOGETHER = r"""
+import json, os, signal, sys
+from pathlib import Path
+import torch
+from accelerate import Accelerator
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+from transformer_course.toolbox.training_loop import adamw, fit
+
+folder, together = Path(sys.argv[1]), "WORLD_SIZE" in os.environ
+accelerator = Accelerator(cpu=True)
+rank, count = accelerator.process_index, accelerator.num_processes
+generator = torch.Generator().manual_seed(0)
+x, y = torch.randn(23, 3, generator=generator), torch.randn(23, 1, generator=generator)
+SPLIT = [2, 5, 1, 7, 3, 2, 3]  # seven batches: the last step of an epoch has one batch for two processes
+small = list(zip(x.split(SPLIT), y.split(SPLIT)))
+double = list(zip(x.split([7, 8, 5, 3]), y.split([7, 8, 5, 3])))
+
+
+class Net(nn.Module):
+    def __init__(self, dropout=0.0, norm=False):
+        super().__init__()
+        self.a, self.b, self.rare = nn.Linear(3, 5), nn.Linear(5, 1), nn.Linear(5, 1)
+        self.drop, self.norm = nn.Dropout(dropout), nn.BatchNorm1d(5) if norm else nn.Identity()
+
+    def forward(self, x):
+        h = self.drop(self.norm(self.a(x).tanh()))
+        rows = x[:, :1] > 1.2  # few batches have such a row: the gradient of `rare` is often one process's alone, or nobody's
+        return self.b(h) + (rows * self.rare(h) if rows.any() else 0)
+
+
+def loss(model, batch):
+    return F.mse_loss(model(batch[0]), batch[1], reduction="sum"), len(batch[0])
+
+
+def train(name, batches, loss=loss, seed=1, dropout=0.0, norm=False, alone=False, **options):
+    torch.manual_seed(seed)
+    model = Net(dropout, norm)
+    optimizer = adamw(model, 0.05, 0.1)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    outcome = {}
+    try:
+        history = fit(model, batches, loss, optimizer, schedule, 1.0, accelerator=None if alone else accelerator, **options)
+        outcome = {"losses": history.losses, "norms": history.grad_norms, "rates": history.learning_rates,
+                   "validation": history.validation, "interrupted": history.interrupted, "resumed_at": history.resumed_at}
+    except Exception as error:
+        outcome["error"] = f"{type(error).__name__}: {error}"
+    outcome["weights"] = [value.tolist() for value in model.state_dict().values()]
+    outcome["clean"] = not model.training and all(p.grad is None for p in model.parameters()) and type(model) is Net
+    results[name] = outcome
+    return model
+
+
+results = {"count": count}
+if together:
+    train("small", small, epochs=3, validate=lambda model: float(rank), validate_every=4)
+    train("means", small, lambda m, b: F.mse_loss(m(b[0]), b[1]), epochs=2)
+    train("accumulated", small, epochs=3, accumulate=2)
+    train("other seeds", small, epochs=3, seed=1 + rank)
+    torch.manual_seed(rank)
+    train("shuffled", DataLoader(TensorDataset(x, y), batch_size=3, shuffle=True), epochs=3, seed=1 + rank)
+
+    drawn = []
+    def noting(model, batch):
+        drawn.append(F.dropout(torch.ones(20)).tolist())
+        return loss(model, batch)
+    data = DataLoader(TensorDataset(x, y), batch_size=3, shuffle=True)
+    train("dropout", data, noting, dropout=0.5, norm=True, epochs=2)
+    results["drawn"] = drawn
+
+    def stopping(how, at, who=1):
+        calls = []
+        def stops(model, batch):
+            calls.append(1)
+            if len(calls) == at and rank == who:
+                if how == "Ctrl-C":
+                    os.kill(os.getpid(), signal.SIGINT)
+                elif how == "raised":
+                    raise KeyboardInterrupt
+                elif how == "nan":
+                    return loss(model, batch)[0] * float("nan"), len(batch[0])
+                else:
+                    raise MemoryError("no more")
+            return loss(model, batch)
+        return stops
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    straight = dict(dropout=0.5, norm=True, epochs=2, validate=lambda m: 1.0, validate_every=2)
+    for how in ("Ctrl-C", "raised"):
+        data = DataLoader(TensorDataset(x, y), batch_size=3, shuffle=True)
+        train(f"{how}, stopped", data, stopping(how, 3), **straight, checkpoint=folder / how)
+        accelerator.wait_for_everyone()
+        results[f"{how}, saved"] = sorted(path.name for path in (folder / how).iterdir())
+        data = DataLoader(TensorDataset(x, y), batch_size=3, shuffle=True)
+        train(f"{how}, resumed", data, **{**straight, "seed": 7 + rank}, checkpoint=folder / how)
+    data = DataLoader(TensorDataset(x, y), batch_size=3, shuffle=True)
+    train("straight", data, **straight)
+    for how, at in (("nan", 1), ("nan", 3), ("crash", 1)):
+        train(f"{how} {at}", small, stopping(how, at, who=0 if how == "crash" else 1))
+
+    class Broken(torch.autograd.Function):
+        @staticmethod  # the loss is finite, its gradient is not
+        def forward(context, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(context, gradient):
+            return gradient * float("nan")
+
+    train("nan gradient", small, lambda m, b: (Broken.apply(loss(m, b)[0]) if rank else loss(m, b)[0], len(b[0])))
+    train("unequal", small[:7 - 3 * rank], epochs=2)
+    train("unequal, in all", small[:7 - rank], epochs=2)
+    train("unequal steps", small, steps=4 - rank)
+    train("unequal accumulate", small, accumulate=1 + rank)
+
+    def torn(batches=small[:2]):
+        yield from batches
+        if rank == 1:
+            raise OSError("a file is gone")
+        yield from batches
+    train("batches fail", torn(), steps=2)
+    for who in range(2):
+        def validate(model, who=who):
+            if rank == who:
+                raise LookupError("no score")
+            return 1.0
+        train(f"validation fails in {who}", small, validate=validate, validate_every=2)
+        train(f"validation fails at the end in {who}", small, validate=validate)
+    (folder / "file").write_text("no folder")
+    train("cannot save", small, checkpoint=folder / "file" / "below")
+
+    def removing(model):
+        if rank == 0:
+            for path in (folder / "late").iterdir():
+                path.unlink()
+            (folder / "late").rmdir()
+            (folder / "late").write_text("no folder any more")
+        return 0.0
+    train("cannot save later", small, checkpoint=folder / "late", checkpoint_every=2, validate=removing, validate_every=2)
+    odd = Net(norm=True)
+    odd.a.weight.data = torch.full((3, 5), float(rank)).T
+    odd.register_buffer("flags", torch.tensor([rank == 0]))
+    fit(odd, small[3:5], loss, torch.optim.SGD(odd.parameters(), lr=1e-9), accelerator=accelerator)
+    results["odd"] = [odd.a.weight.abs().max().item() < 1e-3, odd.flags.item(), odd.a.weight.is_contiguous()]
+    train("begun", small, steps=5, checkpoint=folder / "begun")
+    train("cannot load", small, steps=7, checkpoint=folder / ("begun" if rank == 0 else "elsewhere"))
+else:
+    train("small", double, epochs=3, alone=True)
+    train("means", small, lambda m, b: F.mse_loss(m(b[0]), b[1]), epochs=2, accumulate=2)
+    train("accumulated", small, epochs=3, accumulate=4)
+    torch.manual_seed(0)
+    train("shuffled", DataLoader(TensorDataset(x, y), batch_size=3, shuffle=True), epochs=3, accumulate=2)
+    train("plain", small, epochs=2, dropout=0.5, norm=True, alone=True)
+    train("one process", small, epochs=2, dropout=0.5, norm=True)
+    train("whole", small, steps=9, accumulate=2)
+    train("begun", small, steps=9, accumulate=2, checkpoint=folder / "begun")
+(folder / f"{count}-{rank}.json").write_text(json.dumps(results))
+"""
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory):
+    """What two processes and one made of the same tasks: [main, other], alone."""
+    pytest.importorskip("accelerate", reason="the optional package accelerate is not installed")
+    folder = tmp_path_factory.mktemp("together")
+    (folder / "script.py").write_text(TOGETHER)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "ACCELERATE_USE_CPU": "true"}
+    own = {name: value for name, value in os.environ.items() if name not in world} | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+    def run(*environments):
+        running = [subprocess.Popen([sys.executable, "script.py", str(folder)], cwd=folder, env=own | more,
+                                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for more in environments]
+        try:
+            said = [process.communicate(timeout=120)[0] for process in running]
+        finally:
+            for process in running:
+                process.kill()
+        assert all(process.returncode == 0 for process in running), "\n".join(said)
+
+    run(*({"RANK": str(rank), "LOCAL_RANK": str(rank)} | world for rank in range(2)))
+    run({})
+    return [json.loads((folder / name).read_text()) for name in ("2-0.json", "2-1.json", "1-0.json")]
+
+
+def flat(value):
+    return [number for part in value for number in flat(part)] if isinstance(value, list) else [value]
+
+
+def apart(first, second, key="weights"):
+    return max(abs(a - b) for a, b in zip(flat(first[key]), flat(second[key]), strict=True))
+
+
+# Sums of float32 numbers in another order differ in the last bits, and every step carries that on: 5e-7 was seen.
+TOLERANCE = 1e-5
+
+
+@pytest.mark.parametrize("task", ["small", "means", "accumulated", "shuffled"])
+def test_two_processes_are_one_with_the_double_batch(processes, task):
+    main, other, alone = (results[task] for results in processes)
+    assert main["losses"] == other["losses"] and main["weights"] == other["weights"]  # to the last bit
+    assert len(main["losses"]) == len(alone["losses"]) == {"means": 8, "accumulated": 6}.get(task, 12)
+    assert max(apart(main, alone, key) for key in ("losses", "norms", "rates", "weights")) < TOLERANCE
+    assert main["clean"] and other["clean"]
+    if task in ("small", "shuffled"):
+        assert min(main["norms"]) < 1 < max(main["norms"])  # clipped, and not clipped
+
+
+def test_the_mean_of_the_means_is_something_else(processes):
+    main = processes[0]
+    assert apart({"weights": main["small"]["losses"][:4]}, {"weights": main["means"]["losses"][:4]}) > 1e-2
+
+
+def test_validation_and_weights_are_the_main_ones(processes):
+    main, other, _ = processes
+    assert main["small"]["validation"] == other["small"]["validation"] == [[4, 0.0], [8, 0.0], [12, 0.0]]
+    assert main["other seeds"]["weights"] == other["other seeds"]["weights"] == main["small"]["weights"]
+
+
+def test_dropout_differs_between_processes_and_steps(processes):
+    main, other, _ = processes
+    drawn = [tuple(mask) for results in (main, other) for mask in results["drawn"]]
+    assert len(drawn) == len(set(drawn)) == 16
+    assert main["dropout"]["weights"] == other["dropout"]["weights"]  # running means of the batch norm among them
+
+
+@pytest.mark.parametrize("how, made", [("Ctrl-C", 3), ("raised", 2)])
+def test_one_is_interrupted_and_all_stop_and_go_on_bit_for_bit(processes, how, made):
+    for results in processes[:2]:
+        part, rest, straight = (results[name] for name in (f"{how}, stopped", f"{how}, resumed", "straight"))
+        assert part["interrupted"] and len(part["losses"]) == made == rest["resumed_at"] and results[f"{how}, saved"] == ["run.safetensors"]
+        assert all(rest[key] == straight[key] for key in ("losses", "norms", "rates", "validation", "weights"))
+
+
+def test_what_one_cannot_do_none_does(processes):
+    for results in processes[:2]:
+        assert results["nan 1"]["error"] == "FloatingPointError: the loss of step 1 is nan; no weight was touched"
+        assert results["nan 3"]["error"] == "FloatingPointError: the loss of step 3 is nan; no weight was touched"
+        assert results["nan 1"]["weights"] == results["crash 1"]["weights"] != results["nan 3"]["weights"]
+        assert results["nan 3"]["clean"] and results["crash 1"]["clean"]
+    assert processes[0]["crash 1"]["error"] == "MemoryError: no more"
+    assert processes[1]["crash 1"]["error"] == "RuntimeError: another process failed in this step"
+
+
+def test_a_gradient_that_is_not_finite_in_one_process_is_refused_in_both(processes):
+    for results in processes[:2]:
+        assert "the gradient of step 1 has norm nan" in results["nan gradient"]["error"]
+        assert results["nan gradient"]["weights"] == results["nan 1"]["weights"] and results["nan gradient"]["clean"]
+
+
+@pytest.mark.parametrize("task", ["unequal", "unequal, in all", "unequal steps", "unequal accumulate"])
+def test_unequal_work_is_refused_in_all_processes(processes, task):
+    """Seven batches here and four there: in the third step one process is in its first epoch, the other in its second."""
+    main, other = (results[task] for results in processes[:2])
+    assert main["error"] == other["error"] and main["error"].startswith("ValueError: batches, epochs, steps and accumulate must be the same")
+    assert main["weights"] == other["weights"] and main["clean"] and other["clean"]
+
+
+@pytest.mark.parametrize("task, who, error", [
+    ("batches fail", 1, "OSError: a file is gone"), ("validation fails in 0", 0, "LookupError: no score"),
+    ("validation fails in 1", 1, "LookupError: no score"), ("validation fails at the end in 0", 0, "LookupError: no score"),
+    ("validation fails at the end in 1", 1, "LookupError: no score"), ("cannot save", 0, "NotADirectoryError"),
+    ("cannot save later", 0, "FileExistsError"), ("cannot load", 1, "")])
+def test_nobody_waits_for_one_that_has_failed(processes, task, who, error):
+    """The other process hears of it at once, and both go on to the next task: had one waited, they would have hung."""
+    failed, heard = processes[who][task], processes[1 - who][task]
+    assert error in failed["error"] and heard["error"] == "RuntimeError: another process failed in this step"
+    assert failed["weights"] == heard["weights"] or task == "cannot load"
+
+
+def test_weights_in_any_layout_and_flags_are_made_alike(processes):
+    assert processes[0]["odd"] == processes[1]["odd"] == [True, True, False]
+
+
+def test_one_process_goes_on_where_two_stopped(processes):
+    main, _, alone = processes
+    assert alone["begun"]["resumed_at"] == 5 and alone["begun"]["losses"][:5] == main["begun"]["losses"]
+    assert max(apart(alone["begun"], alone["whole"], key) for key in ("losses", "weights")) < TOLERANCE
+
+
+def test_an_accelerator_of_one_process_changes_nothing(processes):
+    alone = processes[2]
+    assert alone["count"] == 1 and alone["plain"] == alone["one process"]
+
+
+class Stand:
+    """What `fit` looks at in an accelerator."""
+    num_processes, process_index, distributed_type, mixed_precision, gradient_accumulation_steps = 1, 0, "NO", "no", 1
+    device, reduce, autocast = torch.device("cpu"), None, nullcontext
+
+    def __init__(self, **changes):
+        self.__dict__.update(changes)
+
+
+class Half:
+    """It has what is called, but says nothing of how it works."""
+    num_processes, process_index, device, reduce, autocast = 1, 0, torch.device("cpu"), None, nullcontext
+
+
+def with_a_share_of_its_own():
+    data = TensorDataset(torch.randn(8, 3), torch.randn(8, 1))
+    return DataLoader(data, sampler=DistributedSampler(data, num_replicas=2, rank=0))
+
+
+class Prepared(list):
+    """As Accelerate's loaders are told: by where they come from."""
+
+
+Prepared.__module__ = "accelerate.data_loader"
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("accelerator, options, error, says", [
+    (3, {}, TypeError, r"accelerator \(int\) must be an accelerate.Accelerator\(\)"),
+    (Stand, {}, TypeError, r"accelerator \(Stand\) must be"),
+    (Stand(distributed_type="FSDP"), {}, ValueError, r"cuts the model up \(FSDP\)"),
+    (Stand(mixed_precision="fp16"), {}, ValueError, "use bf16"),
+    (Stand(gradient_accumulation_steps=2), {}, ValueError, "give accumulate to fit instead"),
+    (Half(), {}, TypeError, r"accelerator \(Half\) must be"),
+    (Stand(), {"batches": Prepared(batches_of())}, ValueError, "batches was prepared already"),
+    (Stand(), {"batches": with_a_share_of_its_own()}, ValueError, "batches gives each process its own share already"),
+])
+def test_wrong_accelerators_are_refused(accelerator, options, error, says):
+    model = make_model()
+    before = weights(model)
+    with pytest.raises(error, match=says):
+        fit(model, **{"batches": batches_of(), "loss": loss_of, **options}, accelerator=accelerator)
+    assert torch.equal(weights(model), before)
+
+
+def test_the_model_moves_to_the_accelerators_device_and_its_autocast_is_used():
+    entered = []
+
+    @contextmanager
+    def autocast():
+        entered.append(1)
+        yield
+
+    def loss(model, batch):
+        places.append((batch[0].device.type, model[0].weight.device.type))
+        raise RuntimeError("seen enough")
+
+    places = []
+    with pytest.raises(RuntimeError, match="seen enough"):
+        fit(make_model(), batches_of(), loss, accelerator=Stand(device=torch.device("meta"), autocast=autocast))
+    assert places == [("meta", "meta")] and entered == [1]
+
+
+def test_accelerate_is_not_imported_by_the_course():
+    code = "import transformer_course.toolbox.training_loop, sys; sys.exit('accelerate' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

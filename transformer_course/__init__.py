@@ -19,4 +19,5 @@ if os.environ.get("TRANSFORMER_COURSE_CHECK_SHAPES") == "1":
                         # As everywhere in Python's typing, an int will do where a float is asked for (PEP 484).
                         "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))")
 
-__getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submodules=["metrics", "recurrent", "text", "toolbox"])
+__getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submodules=[
+    "attention", "metrics", "recurrent", "text", "toolbox", "transformer"])

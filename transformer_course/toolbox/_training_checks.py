@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-# %% ../../nbs/toolbox/04_training_loop.ipynb #1376746b
+# %% ../../nbs/toolbox/04_training_loop.ipynb #889bbb28
 def _factor(schedule, step):
     """What a function says is the factor on the rate in this step."""
     if schedule is None or isinstance(schedule, LRScheduler):

@@ -30,6 +30,17 @@ _MODULES = {
     "14": "recurrent.rnn_exercises",
     "15": "recurrent.lstm_exercises",
     "16": "recurrent.seq2seq_attention_exercises",
+    "17": "attention.self_attention_exercises",
+    "18": "attention.masks_exercises",
+    "19": "attention.multi_head_attention_exercises",
+    "20": "transformer.positional_encoding_exercises",
+    "21": "transformer.feed_forward_exercises",
+    "22": "transformer.residual_and_norm_exercises",
+    "23": "transformer.encoder_exercises",
+    "24": "transformer.decoder_exercises",
+    "25": "transformer.transformer_exercises",
+    "26": "transformer.training_exercises",
+    "27": "transformer.decoding_exercises",
 }
 
 

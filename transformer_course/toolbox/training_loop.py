@@ -3,7 +3,7 @@
 # %% auto #0
 __all__ = ['progress', 'to_device', 'adamw', 'History', 'fit']
 
-# %% ../../nbs/toolbox/04_training_loop.ipynb #cell-003
+# %% ../../nbs/toolbox/04_training_loop.ipynb #34eb127c
 import math
 import os
 import random
@@ -24,6 +24,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from tqdm import tqdm
 
 from ._interrupts import _interrupt_between_steps
+from ._processes import _check_accelerator, _Processes
 from ._training_checks import _check, _check_types, _factor, _score
 from .checkpoints import (CheckpointError, load_into, named_tensors,
                                                     read_state, write_state)
@@ -168,20 +169,32 @@ def _checked(outcome):
         raise ValueError("loss depends on no trainable parameter: was it detached?")
     return value, float(count)
 
-# %% ../../nbs/toolbox/04_training_loop.ipynb #e9ee058b
-def _gradients(model, group, loss, optimizer, max_grad_norm, step):
+# %% ../../nbs/toolbox/04_training_loop.ipynb #9dbc8bdf
+def _backward(run, group, loss):
+    """Backpropagate the losses of this process's share of a group; return their sum and count."""
+    device, total, counted = next(run.model.parameters()).device, 0.0, 0.0
+    with run.processes.own_random_numbers(run):
+        for batch in run.processes.share(group):
+            with run.processes.autocast():
+                value, count = _checked(loss(run.model, to_device(batch, device)))
+            total, counted = total + value.item(), counted + count
+            if not math.isfinite(total):
+                break
+            value.backward()
+    return total, counted
+
+# %% ../../nbs/toolbox/04_training_loop.ipynb #2c37ca4c
+def _gradients(run, group, loss, max_grad_norm, step):
     """Compute and clip the gradient of a group of batches; return the loss and the norm."""
-    parameters = [p for settings in optimizer.param_groups for p in settings["params"]]
-    device, total, counted = next(model.parameters()).device, 0.0, 0.0
-    optimizer.zero_grad()
-    for batch in group:
-        value, count = _checked(loss(model, to_device(batch, device)))
-        total, counted = total + value.item(), counted + count
-        if not math.isfinite(total):
-            raise FloatingPointError(f"the loss of step {step} is {total}; no weight was touched")
-        value.backward()
+    parameters = [p for settings in run.optimizer.param_groups for p in settings["params"]]
+    run.optimizer.zero_grad()
+    shared = run.processes.each(lambda: _backward(run, group, loss))
+    total, counted = run.processes.total(*shared)
+    if not math.isfinite(total):
+        raise FloatingPointError(f"the loss of step {step} is {total}; no weight was touched")
     if not 0 < counted < math.inf:
         raise ValueError(f"loss counted {counted} in step {step}, but the sum is divided by that")
+    run.processes.add_up(parameters)
     reached = [parameter for parameter in parameters if parameter.grad is not None]
     if not reached:
         raise ValueError("loss depends on no parameter that the optimizer holds")
@@ -207,12 +220,12 @@ def _random_sources(device, generator):
         sources["data"] = generator.get_state, generator.set_state
     return sources
 
-# %% ../../nbs/toolbox/04_training_loop.ipynb #cell-036
+# %% ../../nbs/toolbox/04_training_loop.ipynb #e58ee695
 class _Run:
     """All that must be the same again for a run to go on as if it had never stopped."""
 
-    def __init__(self, model, batches, optimizer, schedule):
-        self.model, self.batches = model, batches
+    def __init__(self, model, batches, optimizer, schedule, processes):
+        self.model, self.batches, self.processes = model, batches, processes
         self.optimizer, self.schedule = optimizer, schedule
         self.parts = [part for part in (optimizer, schedule) if hasattr(part, "state_dict")]
         device, generator = next(model.parameters()).device, getattr(batches, "generator", None)
@@ -262,12 +275,12 @@ def _rest_of_epoch(run):
     run.resuming = False
     return batches
 
-# %% ../../nbs/toolbox/04_training_loop.ipynb #cell-039
+# %% ../../nbs/toolbox/04_training_loop.ipynb #cc48dfb7
 def _advance(run, group, loss, max_grad_norm, started):
     """Make one step."""
     step, buffers = len(run.rows) + 1, [buffer.clone() for buffer in run.buffers]
     try:
-        value, norm = _gradients(run.model, group, loss, run.optimizer, max_grad_norm, step)
+        value, norm = _gradients(run, group, loss, max_grad_norm, step)
         factor = _factor(run.schedule, step)
     except BaseException:  # as if the step had not been begun: batch norm keeps its means there
         for buffer, before in zip(run.buffers, buffers):
@@ -277,6 +290,7 @@ def _advance(run, group, loss, max_grad_norm, started):
         settings["lr"] = settings.setdefault("initial_lr", settings["lr"]) * factor
     rate = float(run.optimizer.param_groups[0]["lr"])
     run.optimizer.step()
+    run.processes.agree(run.buffers)
     if isinstance(run.schedule, LRScheduler):
         run.schedule.step()
     run.rows.append((value, rate, norm, time.perf_counter() - started))
@@ -336,21 +350,22 @@ def _kept(run, state):
     return {**kept, "rows": [(loss, rate, norm, at) for loss, rate, norm, at in
                              state["rows"].tolist()]}
 
-# %% ../../nbs/toolbox/04_training_loop.ipynb #cell-044
+# %% ../../nbs/toolbox/04_training_loop.ipynb #014746a6
 def _make_steps(run, groups, step, after):
     """Go through the groups; return whether that was interrupted."""
     finished = False
     run.model.train()
     with _interrupt_between_steps() as asked:
         try:
-            for group in groups:
+            for group in run.processes.alike(groups, run):
                 step(group)
-                after()
+                run.processes.each(after)
                 groups.set_postfix(loss=f"{run.rows[-1][0]:.4f}", refresh=False)
-                if asked.is_set():
+                if run.processes.total(asked.is_set())[0]:  # one was asked: all stop here
+                    asked.set()
                     break
             else:
-                after(end=True)
+                run.processes.each(lambda: after(end=True))
                 finished = True
         except KeyboardInterrupt:
             if asked.is_set():
@@ -363,13 +378,13 @@ def _make_steps(run, groups, step, after):
             groups.close()
     return asked.is_set() and not finished
 
-# %% ../../nbs/toolbox/04_training_loop.ipynb #cell-048
+# %% ../../nbs/toolbox/04_training_loop.ipynb #3af6e74c
 def fit(model: nn.Module, batches: Iterable, loss: Callable[[nn.Module, Any], Any],
         optimizer: Optimizer | None = None, schedule: LRScheduler | Callable | None = None,
         max_grad_norm: float | None = 1.0, *, epochs: int | None = None, steps: int | None = None,
         accumulate: int = 1, validate: Callable[[nn.Module], Any] | None = None,
         validate_every: int = 100, checkpoint: str | os.PathLike | None = None,
-        checkpoint_every: int = 100) -> History:
+        checkpoint_every: int = 100, accelerator: Any = None) -> History:
     """Train a model, in place, on the device where it is; afterwards it is in eval mode.
 
     Args:
@@ -381,11 +396,13 @@ def fit(model: nn.Module, batches: Iterable, loss: Callable[[nn.Module, Any], An
         max_grad_norm: longer gradients, over all parameters, are cut to this; None cuts none.
         epochs: how many (1 if `steps` is not given either).
         steps: how many, over as many epochs as it takes.
-        accumulate: batches per step.
+        accumulate: batches per step (and process).
         validate: `validate(model)`, a number; called in eval mode, without gradients.
         validate_every: steps between validations; the last is at the end.
         checkpoint: a folder; a run saved there goes on, at its own learning rate, and is saved.
         checkpoint_every: steps between saves; it is saved at both ends and when interrupted too.
+        accelerator: an `accelerate.Accelerator`. The model moves to its device; of several
+            processes, all called with the same arguments, each computes its share of every step.
 
     Returns:
         What happened, step by step.
@@ -401,23 +418,34 @@ def fit(model: nn.Module, batches: Iterable, loss: Callable[[nn.Module, Any], An
         20
     """
     return _fit(model, batches, loss, optimizer, schedule, max_grad_norm, validate, checkpoint,
-                epochs=epochs, steps=steps, accumulate=accumulate,
+                accelerator, epochs=epochs, steps=steps, accumulate=accumulate,
                 validate_every=validate_every, checkpoint_every=checkpoint_every)
 
-# %% ../../nbs/toolbox/04_training_loop.ipynb #cell-049
-def _fit(model, batches, loss, optimizer, schedule, max_grad_norm, validate, checkpoint, **counts):
+# %% ../../nbs/toolbox/04_training_loop.ipynb #06e5e3d5
+def _start(model, batches, optimizer, schedule, path, accelerator):
+    """The run, as it begins or where it was saved, and alike in all processes."""
+    processes, optimizer = _Processes(accelerator), optimizer or adamw(model)
+    processes.place(model, optimizer)
+    run = _Run(model, batches, optimizer, schedule, processes)
+    run.set_random_state(processes.of_main(run.random))
+    run.epoch_random = run.random = run.random_state()
+    if path is not None and processes.of_main(path.exists()):
+        processes.each(lambda: _load(run, path))
+    elif path is not None:  # what cannot be saved is better known now than after the first hour
+        processes.each(lambda: _save(run, path) if processes.index == 0 else None)
+    return run
+
+# %% ../../nbs/toolbox/04_training_loop.ipynb #c2c44a93
+def _fit(model, batches, loss, optimizer, schedule, max_grad_norm, validate, checkpoint,
+         accelerator, **counts):
     """The loop around the steps."""
     _check_types(model, batches, loss, optimizer, max_grad_norm, validate, checkpoint)
     _check(model, batches, optimizer, schedule, max_grad_norm, counts)
-    epochs, steps, accumulate = counts["epochs"], counts["steps"], counts["accumulate"]
-    epochs = math.inf if steps else epochs or 1
-    run = _Run(model, batches, optimizer or adamw(model), schedule)
-    groups = run.groups(accumulate, epochs, steps or math.inf)
+    _check_accelerator(accelerator, model=model, batches=batches, optimizer=optimizer)
     path = None if checkpoint is None else Path(checkpoint, "run.safetensors")
-    if path is not None and path.exists():
-        _load(run, path)
-    elif path is not None:
-        _save(run, path)  # what cannot be saved is better known now than after the first hour
+    run = _start(model, batches, optimizer, schedule, path, accelerator)
+    is_main, epochs, steps = run.processes.index == 0, counts["epochs"], counts["steps"]
+    epochs, size = math.inf if steps else epochs or 1, counts["accumulate"] * run.processes.count
     started = time.perf_counter() - (run.rows[-1][3] if run.rows else 0.0)
 
     def step(group):
@@ -427,14 +455,16 @@ def _fit(model, batches, loss, optimizer, schedule, max_grad_norm, validate, che
         at, scored = len(run.rows), dict(run.validation)
         if validate and at not in scored and (end or at % counts["validate_every"] == 0):
             _score(run, validate)
-        if path is not None and (end or at % counts["checkpoint_every"] == 0):
+        if path is not None and is_main and (end or at % counts["checkpoint_every"] == 0):
             _save(run, path)
 
+    groups = run.groups(size, epochs, steps or math.inf)
     if steps is None and length_hint(run.batches) > 0:
-        steps = epochs * math.ceil(length_hint(run.batches) / accumulate)
-    bar = progress(groups, desc="training", initial=len(run.rows), total=steps)
+        steps = epochs * math.ceil(length_hint(run.batches) / size)
+    bar = progress(groups, desc="training", initial=len(run.rows), total=steps, disable=not is_main)
     interrupted = _make_steps(run, bar, step, after)
-    if interrupted and path is not None:
+    run.validation = run.processes.of_main(run.validation)
+    if interrupted and path is not None and is_main:
         _save(run, path)
     return History(*map(tuple, zip(*run.rows)), validation=tuple(run.validation),
                    resumed_at=run.resumed_at, interrupted=interrupted)
