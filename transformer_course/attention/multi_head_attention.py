@@ -124,6 +124,9 @@ def _check_bias(bias, shape):
 class Cache(Protocol):
     """What attention asks of a cache of keys and values: `length`, and `update`.
 
+    Args:
+        length: how many positions it holds.
+
     Source:
         Shazeer (2019), "Fast Transformer Decoding: One Write-Head is All You Need", section 2.4.
 

@@ -25,7 +25,8 @@ from tqdm import tqdm
 
 from ._interrupts import _interrupt_between_steps
 from ._processes import _check_accelerator, _Processes
-from ._training_checks import _check, _check_types, _factor, _score
+from ._training_checks import (_check, _check_types, _checked, _factor,
+                                                         _score)
 from .checkpoints import (CheckpointError, load_into, named_tensors,
                                                     read_state, write_state)
 
@@ -149,25 +150,6 @@ def _plot_history(history, ax):
         ax.plot(*zip(*history.validation), "--s", color=PALETTE[1], label="validation")
         ax.legend()
     return ax
-
-# %% ../../nbs/toolbox/04_training_loop.ipynb #cell-033
-def _checked(outcome):
-    """What `loss` returned, as a sum that can be backpropagated and a count."""
-    value, count = outcome if isinstance(outcome, tuple) and len(outcome) == 2 else (outcome, 1)
-    if not isinstance(value, Tensor):
-        kind = type(value).__name__
-        raise TypeError(f"loss must return a tensor or a pair (sum, count), not {kind}")
-    if isinstance(count, Tensor) and count.dim() == 0 and not count.requires_grad:
-        count = count.item()
-    if not isinstance(count, Real):
-        raise TypeError(f"loss must return a number as count, not {count!r}")
-    if not value.is_floating_point():
-        raise ValueError(f"loss must return a floating-point sum or mean, not {value.dtype}")
-    if value.dim() > 0:
-        raise ValueError(f"loss must return a scalar, not a tensor of shape {tuple(value.shape)}")
-    if not value.requires_grad:
-        raise ValueError("loss depends on no trainable parameter: was it detached?")
-    return value, float(count)
 
 # %% ../../nbs/toolbox/04_training_loop.ipynb #9dbc8bdf
 def _backward(run, group, loss):

@@ -44,6 +44,7 @@ class DecoderLayer(nn.Module):
         Vaswani et al. (2017), "Attention Is All You Need", section 3.1.
 
     Example:
+        >>> import torch
         >>> from transformer_course.attention import MultiHeadAttention
         >>> from transformer_course.transformer import FeedForward, LayerNorm
         >>> attentions = MultiHeadAttention(8, 2), MultiHeadAttention(8, 2)
@@ -126,6 +127,7 @@ class Decoder(nn.Module):
         Vaswani et al. (2017), "Attention Is All You Need", sections 3.1 and 3.2.3.
 
     Example:
+        >>> import torch
         >>> from transformer_course.attention import MultiHeadAttention
         >>> from transformer_course.transformer import FeedForward, LayerNorm
         >>> def layer():

@@ -36,6 +36,7 @@ class EncoderLayer(nn.Module):
         Vaswani et al. (2017), "Attention Is All You Need", section 3.1.
 
     Example:
+        >>> import torch
         >>> from transformer_course.attention import MultiHeadAttention
         >>> from transformer_course.transformer import FeedForward, LayerNorm
         >>> attention, network = MultiHeadAttention(8, num_heads=2), FeedForward(8, 32)
@@ -91,6 +92,7 @@ class Encoder(nn.Module):
         Radford et al. (2019), "Language Models are Unsupervised Multitask Learners", section 2.3.
 
     Example:
+        >>> import torch
         >>> from transformer_course.attention import MultiHeadAttention
         >>> from transformer_course.transformer import FeedForward, LayerNorm
         >>> def layer():
