@@ -548,11 +548,12 @@ def test_longer_lists_start_with_shorter_ones():
     assert TeddyWorld(5).sentences(5) == world.sentences(5) != TeddyWorld(6).sentences(5)
 
 
-def test_speed():
+def test_sentences_take_no_long_time():
+    """A guard against a loop that goes astray, not a measurement: it takes about a second on a quiet machine."""
     TeddyWorld().sentences(500)
     start = time.process_time()
     TeddyWorld().sentences(10_000)
-    assert time.process_time() - start < 2.0
+    assert time.process_time() - start < 10
 
 
 # -- simple baselines fall short (bounds from the spread over seeds)
