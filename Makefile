@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 SOURCES := $(shell find nbs book transformer_course tools -type f -not -path '*/.*' -not -name '*.pyc') _toc.yml settings.ini CONTRIBUTING.md
 
-.PHONY: help book serve test lab run export clean-nbs parity bench lock clean distclean
+.PHONY: help book serve test lab run export clean-nbs parity bench translators lock clean distclean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -58,6 +58,9 @@ parity: $(READY)  ## run the comparisons with reference libraries and store what
 
 bench: $(READY)  ## check the speed bounds (let nothing else run)
 	$(BIN)/python -m pytest tests -m bench -n 0 -s
+
+translators: $(READY)  ## train again what chapter 28 compares (an hour on two cores)
+	$(BIN)/python tools/train_translators.py
 
 lock:  ## pin the newest releases; a local build of torch (+cpu) is named by its release
 	$(PYTHON) -m venv .venv-lock

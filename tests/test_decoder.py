@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from stacks import KeyValues, copy_weights, largest_difference, randomized
 from torch import nn
 
 from transformer_course.attention import MultiHeadAttention, causal_mask, combine_masks, padding_mask, record_attention
@@ -64,47 +65,8 @@ def theirs(d_model, heads, d_ff, layers, pre_norm=False):
     return nn.TransformerDecoder(layer, layers, nn.LayerNorm(d_model) if pre_norm else None)
 
 
-def _copy_attention(attention, twin):
-    projections = attention.query, attention.key, attention.value
-    twin.in_proj_weight.copy_(torch.cat([p.weight for p in projections]))
-    twin.in_proj_bias.copy_(torch.cat([p.bias for p in projections]))
-    twin.out_proj.load_state_dict(attention.output.state_dict())
-
-
-def copy_weights(mine, other):
-    """Give PyTorch's decoder our weights."""
-    with torch.no_grad():
-        for layer, twin in zip(mine.layers, other.layers):
-            _copy_attention(layer.self_attention.sublayer, twin.self_attn)
-            _copy_attention(layer.cross_attention.sublayer, twin.multihead_attn)
-            network = layer.feed_forward.sublayer
-            for part, their_part in ((network.up, twin.linear1), (network.down, twin.linear2), (layer.self_attention.norm, twin.norm1),
-                                     (layer.cross_attention.norm, twin.norm2), (layer.feed_forward.norm, twin.norm3)):
-                their_part.load_state_dict(part.state_dict())
-        if mine.final_norm is not None:
-            other.norm.load_state_dict(mine.final_norm.state_dict())
-    return other
-
-
-def randomized(module, seed=0, std=0.4):
-    """Weights without zeros and ones: a bias or gain that is left out would show."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.copy_(std * torch.randn(parameter.shape, generator=generator))
-    return module
-
-
 def _draw(*shape, seed=0):
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-
-
-def _results(call, x, context, keep, parameters):
-    """Kept outputs and the gradients by target, source and some parameters."""
-    x, context = x.clone().requires_grad_(), context.clone().requires_grad_()
-    output = call(x, context)[keep]
-    weight = torch.sin(torch.arange(output.numel(), dtype=x.dtype)).view_as(output)
-    return [output, *torch.autograd.grad((output * weight).sum(), [x, context, *parameters])]
 
 
 @given(st.data())
@@ -118,11 +80,11 @@ def test_equals_torch(parity, data):
     x, context = _draw(batch, q_len, d_model, seed=data.draw(st.integers(0, 99))), _draw(batch, k_len, d_model, seed=1)
     lengths = [torch.tensor(data.draw(st.lists(st.integers(1, n), min_size=batch, max_size=batch))) for n in (q_len, k_len)]
     target, source = (torch.arange(n) < sizes[:, None] for n, sizes in zip((q_len, k_len), lengths))
-    fast = _results(lambda x, c: mine(x, c, mask=padding_mask(lengths[0], q_len), context_mask=padding_mask(lengths[1], k_len)),
-                    x, context, target, [mine.layers[0].feed_forward.sublayer.up.weight, mine.layers[0].cross_attention.norm.weight])
-    slow = _results(lambda x, c: other(x, c, tgt_mask=~causal_mask(q_len), tgt_key_padding_mask=~target, memory_key_padding_mask=~source),
-                    x, context, target, [other.layers[0].linear1.weight, other.layers[0].norm2.weight])
-    parity(f"{MODULE}.Decoder", "torch", max((a - b).abs().max().item() for a, b in zip(fast, slow)), 1e-9,
+    found = largest_difference(
+        mine, other, lambda x, c: mine(x, c, mask=padding_mask(lengths[0], q_len), context_mask=padding_mask(lengths[1], k_len)),
+        lambda x, c: other(x, c, tgt_mask=~causal_mask(q_len), tgt_key_padding_mask=~target, memory_key_padding_mask=~source),
+        [x, context], target)
+    parity(f"{MODULE}.Decoder", "torch", found, 1e-9,
            "TransformerDecoder: pre- and post-norm, 1 to 3 layers, odd widths, target and source of different lengths and padding, "
            "values and gradients, float64")
 
@@ -205,21 +167,6 @@ def test_wrong_layers_are_caught(wrong):
     assert not is_the_layer(wrong)
 
 
-class KeyValues:
-    """The smallest cache: what came so far, kept in a list."""
-
-    def __init__(self):
-        self.kept = []
-
-    @property
-    def length(self):
-        return self.kept[0].shape[2] if self.kept else 0
-
-    def update(self, key, value):
-        self.kept = [torch.cat([old, new], dim=2) for old, new in zip(self.kept, (key, value))] or [key, value]
-        return tuple(self.kept)
-
-
 @pytest.mark.parametrize("pieces", [[1] * 6, [3, 1, 2], [6]])
 @pytest.mark.parametrize("padded", [False, True])
 def test_with_caches_token_by_token(pieces, padded):
@@ -238,6 +185,8 @@ def test_with_caches_token_by_token(pieces, padded):
         decoder(x, context, cache=[])
     with pytest.raises(ValueError, match=r"cache\[1\] serves an earlier layer already"):
         decoder(x, context, cache=[KeyValues()] * 2)
+    with pytest.raises(ValueError, match=r"cache must hold caches of one length, but their lengths are \[6, 0\]"):
+        decoder(x[:, :1], context, cache=[caches[0], KeyValues()])
 
 
 def test_recorded_shapes():
@@ -327,8 +276,14 @@ def _parts():
     (lambda: ours(8, 2, 8, 1)(torch.zeros(2, 3, 8), torch.zeros(2, 3, 7)), ValueError, "context .*7"),
     (lambda: ours(8, 2, 8, 1)(torch.zeros(2, 3, 8), torch.zeros(1, 3, 8)), ValueError, "context has a batch of 1, but x one of 2"),
     (lambda: ours(8, 2, 8, 1)(torch.zeros(2, 3, 8), torch.zeros(2, 3, 8), mask=torch.ones(3, 3)), TypeError, r"boolean"),
-    (lambda: ours(8, 2, 8, 1)(torch.zeros(2, 3, 8), torch.zeros(2, 3, 8), context_mask=torch.ones(3, 3)), TypeError, "mask"),
-    (lambda: ours(8, 2, 8, 1)(torch.zeros(2, 3, 8), torch.zeros(2, 4, 8), context_mask=padding_mask([3, 3], 3)), ValueError, "mask"),
+    (lambda: ours(8, 2, 8, 1)(torch.zeros(2, 3, 8), torch.zeros(2, 3, 8), context_mask=torch.ones(3, 3)), TypeError, "context_mask must be a boolean tensor"),
+    (lambda: ours(8, 2, 8, 1)(torch.zeros(2, 3, 8), torch.zeros(2, 4, 8), context_mask=padding_mask([3, 3], 3)), ValueError,
+     "context_mask .* q_len 3 and k_len 4"),
+    (lambda: ours(8, 2, 8, 1)(torch.zeros(2, 3, 8), torch.zeros(2, 4, 8), context_mask=padding_mask([3, 3, 3], 4)), ValueError,
+     r"context_mask .* batch 2.* not shape \(3, 1, 1, 4\)"),
+    (lambda: ours(8, 2, 8, 1)(torch.zeros(2, 3, 8), torch.zeros(2, 4, 8), mask=padding_mask([3, 3, 3], 3)), ValueError,
+     r"mask .* batch 2.* not shape \(3, 1, 1, 3\)"),
+    (lambda: ours(8, 2, 8, 1).layers[0](None, torch.zeros(2, 4, 8)), TypeError, "x must be a tensor, not NoneType"),
 ])
 def test_wrong_input(unchecked, call, error, says):
     with pytest.raises(error, match=says):

@@ -473,6 +473,45 @@ def test_ties_go_to_the_better_beam_and_the_lower_id():
     assert [h.ids for h in beam_search(thirds, 0, 2, 3, 2, 1.0)] == [[2], [0, 0], [0, 1]]  # one score: first what finished earlier
 
 
+def levels(seed, vocab, holes):
+    """A step with few different log-probabilities, all exact in binary: ties within a row, and of sums across the beams."""
+    table = torch.randint(-3, 0, (5, vocab, vocab), generator=torch.Generator().manual_seed(seed)) / 4
+    gone = torch.rand(table.shape, generator=torch.Generator().manual_seed(seed)) < holes
+    gone[..., -1] = False
+    table = table.masked_fill(gone, -math.inf)
+    return lambda prefixes: table[prefixes.shape[1] - 1, prefixes[:, -1]]
+
+
+def topk_that_prefers(order):
+    """`topk` as PyTorch promises it, no more: of equals it takes, and lists first, what is earlier in `order`."""
+    def topk(scores, k, dim=-1):
+        assert dim in (-1, scores.dim() - 1)
+        values, at = scores[..., order].sort(dim=-1, descending=True, stable=True)
+        return values[..., :k], order[at[..., :k]]
+    return topk
+
+
+@pytest.mark.parametrize("vocab", [6, 13])
+@pytest.mark.parametrize("order", ["PyTorch's", "lowest first", "highest first", "any"])
+def test_ties_do_not_depend_on_what_topk_takes(monkeypatch, order, vocab):
+    """Of equals at the edge of topk the lower ids stay, behind each beam, and what is impossible does not come."""
+    orders = {"lowest first": torch.arange(vocab), "highest first": torch.arange(vocab).flip(0),
+              "any": torch.randperm(vocab, generator=torch.Generator().manual_seed(0))}
+    if order in orders:
+        for owner in (torch, torch.Tensor):
+            monkeypatch.setattr(owner, "topk", topk_that_prefers(orders[order]))
+    for seed, size, holes in itertools.product(range(6), (1, 2, 3, 4), (0.0, 0.5, 0.9)):
+        step = levels(seed, vocab, holes)
+        assert same(beam_search(step, BOS, EOS, size, 5), slow_beam(step, BOS, EOS, size, 5, 0.0))
+
+
+def test_ties_in_a_large_vocabulary():
+    """PyTorch's own topk, which does not promise which of equals it takes."""
+    flat = torch.full((1, 20_000), -1.0)
+    flat[0, :3] = -2.0
+    assert [h.ids for h in beam_search(lambda prefixes: flat.expand(len(prefixes), -1), 0, 1, 4, 2)] == [[3, i] for i in (3, 4, 5, 6)]
+
+
 @pytest.mark.parametrize("search", [lambda *a: [greedy_search(*a)], lambda *a: beam_search(*a[:3], 3, a[3]),
                                     lambda *a: [sample(*a, generator=torch.Generator().manual_seed(0))]])
 def test_what_is_impossible_is_not_chosen(search):
@@ -512,6 +551,7 @@ def test_whole_numbers_of_numpy_do(unchecked):
     assert greedy_search(step, zero, one, three).ids == [1]
     assert beam_search(step, zero, one, three, three) == beam_search(step, 0, 1, 3, 3)
     assert sample(step, zero, one, three, top_k=one).ids == [1]
+    assert len(beam_search(constant(*[1 / 300] * 300), 0, 1, np.uint8(200), np.uint8(1))) == 200  # twice 200 is no uint8
     for half in (np.float32(0.5), np.float64(0.5)):
         found = beam_search(step, 0, 1, 2, 3, half)
         assert found == beam_search(step, 0, 1, 2, 3, 0.5) and all(type(h.score) is float for h in found)
@@ -628,6 +668,7 @@ SEARCHES = [greedy_search, lambda step, bos, eos, max_len: beam_search(step, bos
     ({"eos": True}, ValueError, "eos"), ({"eos": 3}, ValueError, r"eos \(3\) must be one of the 3 ids"),
     ({"step": torch.zeros(3)}, TypeError, "step"), ({"step": lambda p: [0.0]}, TypeError, "step must return a tensor"),
     ({"step": lambda p: p}, TypeError, "step must return a tensor"),
+    ({"step": lambda p: torch.zeros(1, 3, device="meta")}, TypeError, "step must return .* not one on the meta device"),
     ({"step": lambda p: torch.zeros(3)}, ValueError, r"step returned shape \(3,\)"),
     ({"step": lambda p: good(p)[None]}, ValueError, "step returned shape"),
     ({"step": lambda p: good(p).repeat(2, 1)}, ValueError, r"must return \(1, vocab\)"),
@@ -670,7 +711,7 @@ def test_wrong_input_to_the_helpers(unchecked):
     for wrong in (torch.tensor([math.nan, 0.0]), torch.tensor([math.inf, 0.0]), torch.tensor(1.0), torch.zeros(2, 0)):
         with pytest.raises(ValueError, match="log_probs"):
             next_token_probabilities(wrong)
-    for wrong in (None, [0.5], np.zeros(3), torch.tensor([1, 2]), torch.tensor([True])):
+    for wrong in (None, [0.5], np.zeros(3), torch.tensor([1, 2]), torch.tensor([True]), torch.zeros(3, device="meta")):
         with pytest.raises(TypeError, match="log_probs must be a tensor of floating-point numbers"):
             next_token_probabilities(wrong)
     assert next_token_probabilities(torch.tensor([-math.inf, -math.inf])).tolist() == [1.0, 0.0]

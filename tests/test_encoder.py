@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from speed import interleaved
+from stacks import KeyValues, copy_weights, largest_difference, randomized
 from torch import nn
 
 from transformer_course.attention import MultiHeadAttention, causal_mask, padding_mask, record_attention
@@ -55,46 +56,6 @@ def theirs(d_model, heads, d_ff, layers, pre_norm=False, final_norm=False, activ
     return nn.TransformerEncoder(layer, layers, nn.LayerNorm(d_model) if final_norm else None, enable_nested_tensor=False)
 
 
-def copy_weights(mine, other):
-    """Give PyTorch's encoder our weights."""
-    with torch.no_grad():
-        for layer, twin in zip(mine.layers, other.layers):
-            attention, network = layer.attention.sublayer, layer.feed_forward.sublayer
-            projections = attention.query, attention.key, attention.value
-            twin.self_attn.in_proj_weight.copy_(torch.cat([p.weight for p in projections]))
-            twin.self_attn.in_proj_bias.copy_(torch.cat([p.bias for p in projections]))
-            for ours_part, their_part in ((attention.output, twin.self_attn.out_proj), (network.up, twin.linear1), (network.down, twin.linear2),
-                                          (layer.attention.norm, twin.norm1), (layer.feed_forward.norm, twin.norm2)):
-                their_part.load_state_dict(ours_part.state_dict())
-        if mine.final_norm is not None:
-            other.norm.load_state_dict(mine.final_norm.state_dict())
-    return other
-
-
-def randomized(module, seed=0, std=0.4):
-    """Weights without zeros and ones: a bias or gain that is left out would show."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.copy_(std * torch.randn(parameter.shape, generator=generator))
-    return module
-
-
-def differences(mine, other, x, mask, hidden, keep):
-    """Largest difference of outputs and of gradients by input and by each norm and projection, at the kept positions."""
-    results = []
-    for model, given, options in ((mine, x.clone().requires_grad_(), {"mask": mask}),
-                                  (other, x.clone().requires_grad_(), hidden)):
-        output = model(given, **options)
-        weight = torch.sin(torch.arange(output[keep].numel(), dtype=x.dtype)).view_as(output[keep])
-        (output[keep] * weight).sum().backward()
-        first = model.layers[0]
-        inner = first.feed_forward.sublayer.up if model is mine else first.linear1
-        norm = first.attention.norm if model is mine else first.norm1
-        results.append([output[keep], given.grad, inner.weight.grad, norm.weight.grad])
-    return [(a - b).abs().max().item() for a, b in zip(*results)]
-
-
 @given(st.data())
 def test_equals_torch(parity, data):
     heads = data.draw(st.integers(1, 3))
@@ -111,8 +72,8 @@ def test_equals_torch(parity, data):
     mask = {"all": None, "padding": padding_mask(lengths, length), "causal": causal_mask(length)}[kind]
     hidden = {"all": {}, "padding": {"src_key_padding_mask": ~keep}, "causal": {"mask": ~causal_mask(length)}}[kind]
     keep = keep if kind == "padding" else torch.ones_like(keep)
-    found = differences(mine, other, x, mask, hidden, keep)
-    parity(f"{MODULE}.Encoder", "torch", max(found), 1e-9,
+    found = largest_difference(mine, other, lambda x: mine(x, mask=mask), lambda x: other(x, **hidden), [x], keep)
+    parity(f"{MODULE}.Encoder", "torch", found, 1e-9,
            "TransformerEncoder: pre- and post-norm, ReLU and GELU, 1 to 3 layers, odd widths, padding and causal masks, values and gradients, float64")
 
 
@@ -170,21 +131,6 @@ def test_layers_share_nothing():
     assert sum(p.numel() for p in Encoder([layer] * 3).parameters()) == sum(p.numel() for p in layer.parameters())  # sharing is possible
 
 
-class KeyValues:
-    """The smallest cache: what came so far, kept in a list."""
-
-    def __init__(self):
-        self.kept = []
-
-    @property
-    def length(self):
-        return self.kept[0].shape[2] if self.kept else 0
-
-    def update(self, key, value):
-        self.kept = [torch.cat([old, new], dim=2) for old, new in zip(self.kept, (key, value))] or [key, value]
-        return tuple(self.kept)
-
-
 @pytest.mark.parametrize("pre_norm", [False, True])
 @pytest.mark.parametrize("pieces", [[1] * 6, [3, 1, 2], [6]])
 def test_with_caches_token_by_token(pre_norm, pieces):
@@ -199,6 +145,8 @@ def test_with_caches_token_by_token(pre_norm, pieces):
         encoder(x, cache=[KeyValues()] * 3)
     with pytest.raises(ValueError, match="cache has 2 parts, but there are 3 layers"):
         encoder(x, cache=caches[:2])
+    with pytest.raises(ValueError, match=r"cache must hold caches of one length, but their lengths are \[6, 6, 0\]"):
+        encoder(x, cache=[*caches[:2], KeyValues()])
 
 
 def test_bias_and_mask_reach_every_layer():
@@ -288,6 +236,7 @@ def _attention():
     (lambda: ours(8, 2, 8, 1)(torch.zeros(2, 3, 8), mask=torch.ones(2, 3, 3, dtype=torch.bool)), ValueError, "mask"),
     (lambda: ours(8, 2, 8, 1)(torch.zeros(2, 3, 8), mask=causal_mask(4)), ValueError, "mask"),
     (lambda: ours(8, 2, 8, 1)(torch.zeros(2, 3, 8), cache=KeyValues()), TypeError, "cache must be a list with one cache for each layer, not KeyValues"),
+    (lambda: ours(8, 2, 8, 1)(torch.zeros(2, 3, 8), cache={"first": KeyValues()}), TypeError, "cache must be a list .* not dict"),
     (lambda: ours(8, 2, 8, 1)(torch.zeros(2, 3, 8), cache=[3]), TypeError, r"cache\[0\] must have a length and a method update"),
 ])
 def test_wrong_input(unchecked, call, error, says):

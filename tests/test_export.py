@@ -12,7 +12,9 @@ from chapters import chapters
 from reading import PACKAGE, ROOT, code, contents, md, stream, write_notebook
 
 BIN = Path(sysconfig.get_path("scripts"))
-BY_HAND = {"__init__.py", "py.typed", "toolbox/exercises.py", "toolbox/fonts/CourseHangul.ttf", "toolbox/fonts/OFL.txt"}
+BY_HAND = {"__init__.py", "py.typed", "toolbox/exercises.py", "toolbox/fonts/CourseHangul.ttf", "toolbox/fonts/OFL.txt",
+           "transformer/translation_results.json", *(f"transformer/teddy_translator/{name}.{kind}" for name, kind in
+                                                     (("config", "json"), ("model", "safetensors"), ("tokenizer", "json")))}
 
 
 def by_hand():

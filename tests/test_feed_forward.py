@@ -464,3 +464,15 @@ def test_speed_against_torch(unchecked, within):
         network(x).sum().backward()
 
     within("FeedForward, forward and backward / torch", ratio(lambda: train(ours), lambda: train(theirs)), 1.15)
+
+
+@pytest.mark.parametrize("up", [nn.Identity(), nn.Linear(5, 5), nn.Sequential(nn.Linear(5, 5))])
+def test_in_place_only_on_numbers_of_its_own(up):
+    """Without gradients ReLU overwrites what `up` gave, but never the caller's tensor: `up` may hand that through."""
+    network, x = FeedForward(5, 5), torch.randn(3, 5)
+    network.up, kept = up, x.clone()
+    network.up.weight = getattr(network.up, "weight", nn.Parameter(torch.zeros(5, 5)))
+    with torch.no_grad():
+        quick = network(x)
+    assert torch.equal(x, kept)
+    assert torch.allclose(quick, network(x), atol=1e-6)  # with gradients nothing is overwritten

@@ -12,6 +12,7 @@ from speed import interleaved
 from torch import nn
 from torch.nn import functional as F
 
+from transformer_course.attention._projections import project
 from transformer_course.attention import MultiHeadAttention, merge_heads, record_attention, split_heads, xavier_init
 from transformer_course.attention.multi_head_attention import Cache
 from transformer_course.attention.masks import causal_mask
@@ -624,7 +625,8 @@ X = torch.zeros(2, 4, 6)
     (ValueError, r"x must have shape .* d_model 6", {"x": torch.zeros(2, 4, 5)}), (ValueError, "x has dtype", {"x": X.double()}),
     (ValueError, "x has dtype", {"x": X.long()}), (TypeError, "context must be a tensor", {"context": 3}),
     (ValueError, "context must have shape", {"context": torch.zeros(2, 4, 7)}), (ValueError, "context has a batch of 3", {"context": torch.zeros(3, 4, 6)}),
-    (ValueError, "context has dtype", {"context": X.double()}),
+    (ValueError, "context has dtype", {"context": X.double()}), (ValueError, "x is on meta, but the weights are on cpu", {"x": X.to("meta")}),
+    (ValueError, "context is on meta, but the weights are on cpu", {"context": X.to("meta")}),
     (TypeError, "mask must be a boolean tensor, .*float32.* bias", {"mask": torch.ones(4, 4)}), (TypeError, "mask must be", {"mask": [[True]]}),
     (TypeError, "mask must be .*int64", {"mask": torch.ones(4, 4, dtype=torch.int64)}),
     (ValueError, r"3 dimensions would be read as \(heads, q_len, k_len\)", {"mask": torch.ones(2, 4, 4, dtype=torch.bool)}),
@@ -749,3 +751,131 @@ def test_cost_against_length(within):
 
     within("exponent of time in length, 64 to 256", exponent(slice(0, 3)), 1.5)
     within("exponent of time in length, 1024 to 4096", exponent(slice(4, 7)), 2.3)
+
+
+# -- one product for the three projections
+
+def projects_like_three_layers(project):
+    """Whether queries, keys and values, and all gradients, are those of the three layers, for few tokens and for many."""
+    for bias, dtype, length in ((True, torch.float64, 2), (True, torch.float64, 9), (False, torch.float64, 9)):
+        torch.manual_seed(0)
+        layers = [nn.Linear(5, 6, bias=bias, dtype=dtype) for _ in range(3)]
+        x = torch.randn(2, length, 5, dtype=dtype, requires_grad=True)
+        target = torch.randn(3, 2, length, 6, dtype=dtype)
+        wanted = [x, *(p for layer in layers for p in layer.parameters())]
+        for source in (x, torch.randn(2, 4, 5, dtype=dtype)):
+            ours, theirs = project(layers, x, source), (layers[0](x), layers[1](source), layers[2](source))
+            if not all(a.shape == b.shape and torch.allclose(a, b, atol=1e-12) for a, b in zip(ours, theirs)):
+                return False
+            if source is x:
+                grads = [torch.autograd.grad(sum((a * b).sum() for a, b in zip(parts, target)), wanted) for parts in (ours, theirs)]
+                if not all(torch.allclose(a, b, atol=1e-12) for a, b in zip(*grads)):
+                    return False
+    return True
+
+
+def _stacked(order=(0, 1, 2), always=False, bias=True):
+    def wrong(layers, x, source):
+        if x is not source and not always:
+            return project(layers, x, source)
+        weight = torch.cat([layers[i].weight for i in order])
+        biases = None if layers[0].bias is None or not bias else torch.cat([layer.bias for layer in layers])
+        return nn.functional.linear(x, weight, biases).chunk(3, dim=-1)
+    return wrong
+
+
+def test_the_projections_together():
+    assert projects_like_three_layers(project)
+
+
+@pytest.mark.parametrize("wrong", [_stacked(order=(0, 2, 1)), _stacked(always=True), _stacked(bias=False)])
+def test_wrong_projections_are_caught(wrong):
+    assert not projects_like_three_layers(wrong)
+
+
+class _Doubled(nn.Linear):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+# What makes a layer more than its numbers: each has to be called, however many tokens there are.
+WATCHED = {
+    "forward": lambda layer, seen: layer.register_forward_hook(lambda *_: seen.append(1)),
+    "before forward": lambda layer, seen: layer.register_forward_pre_hook(lambda *_: seen.append(1)),
+    "backward": lambda layer, seen: layer.register_full_backward_hook(lambda *_: seen.append(1)),
+    "before backward": lambda layer, seen: layer.register_full_backward_pre_hook(lambda *_: seen.append(1)),
+    "all modules": lambda layer, seen: nn.modules.module.register_module_forward_hook(
+        lambda module, given, gives: seen.append(1) if module is layer else None),
+}
+
+
+@pytest.mark.parametrize("watch", WATCHED.values(), ids=WATCHED)
+@pytest.mark.parametrize("name", ["query", "key", "value"])
+@pytest.mark.parametrize("length", [2, 9])
+def test_watched_layers_are_called(length, name, watch):
+    attention, x, seen = MultiHeadAttention(6, 3), torch.randn(2, length, 6, requires_grad=True), []
+    before = attention(x)
+    handle = watch(getattr(attention, name), seen)
+    try:
+        after = attention(x)
+        after.sum().backward()
+    finally:
+        handle.remove()
+    assert seen == [1] and torch.allclose(after, before, atol=1e-6)
+
+
+def _drop(name):
+    def change(layers):
+        layers[name].bias = None
+    return change
+
+
+def _patch(layers):
+    original = layers[1].forward
+    layers[1].forward = lambda x: 2 * original(x)
+
+
+REPLACED = {
+    "a subclass": lambda layers: layers.__setitem__(2, _Doubled(5, 6)), "a patched forward": _patch,
+    "no bias in the first": _drop(0), "no bias in the last": _drop(2),
+    "wider values": lambda layers: layers.__setitem__(2, nn.Linear(5, 12)),
+}
+
+
+@pytest.mark.parametrize("change", REPLACED.values(), ids=REPLACED)
+@pytest.mark.parametrize("length", [2, 9])
+def test_replaced_layers_are_called(length, change):
+    torch.manual_seed(0)
+    layers = [nn.Linear(5, 6) for _ in range(3)]
+    change(layers)
+    x = torch.randn(2, length, 5)
+    for ours, layer in zip(project(layers, x, x), layers):
+        assert torch.allclose(ours, layer(x), atol=1e-6)
+
+
+def test_one_layer_of_another_precision_is_refused():
+    layers, x = [nn.Linear(5, 6), nn.Linear(5, 6), nn.Linear(5, 6).half()], torch.randn(2, 9, 5)
+    with pytest.raises(RuntimeError, match="dtype"):
+        project(layers, x, x)
+
+
+def test_together_for_many_tokens_only(monkeypatch):
+    counts = []
+    monkeypatch.setattr(nn.Linear, "forward", lambda self, x: counts.append(1) or nn.functional.linear(x, self.weight, self.bias))
+    attention = MultiHeadAttention(6, 3)
+    for length, calls in ((2, 4), (3, 1)):  # of 6 tokens on, only the output projection is a call of its own
+        counts.clear()
+        attention(torch.randn(2, length, 6))
+        assert len(counts) == calls
+
+
+@pytest.mark.bench
+def test_together_is_faster_where_narrow(within):
+    layers, x = [nn.Linear(32, 32) for _ in range(3)], torch.randn(1, 64, 32)
+
+    def repeat(way):
+        with torch.no_grad():
+            for _ in range(200):
+                way()
+    together, apart = interleaved(lambda: repeat(lambda: project(layers, x, x)), lambda: repeat(lambda: [layer(x) for layer in layers]))
+    within("three projections of width 32 in one product / one by one", together / apart, 1.0)

@@ -514,6 +514,12 @@ def test_wrong_arguments(unchecked, arguments, options, error, says, path):
         scaled_dot_product_attention(*arguments, **options, return_weights=path)
 
 
+@pytest.mark.parametrize("flag", [None, 1, "no"])
+def test_a_flag_is_true_or_false(unchecked, flag):
+    with pytest.raises(TypeError, match=f"return_weights .{flag!r}. must be True or False"):
+        scaled_dot_product_attention(q, k, v, return_weights=flag)
+
+
 @pytest.mark.parametrize("shape", [(4, 5), (1, 5), (4, 1), (1, 1), (2, 3, 4, 5), (2, 1, 1, 5), (1, 3, 4, 1), (1, 1, 1, 1)])
 def test_masks_and_biases_of_every_fitting_shape(unchecked, shape):
     for attend in (readable, fused):

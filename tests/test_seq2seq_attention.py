@@ -14,7 +14,7 @@ from transformer_course.recurrent import seq2seq_attention as ours
 from transformer_course.recurrent.lstm import LSTM
 from transformer_course.recurrent.rnn import RNN
 from transformer_course.recurrent.seq2seq_attention import (
-    AdditiveAttention, DotProductAttention, Seq2Seq, SPECIAL_TOKENS, translate, translation_batches, translation_loss)
+    AdditiveAttention, DotProductAttention, Seq2Seq, SPECIAL_TOKENS, translate_tokens, translation_batches, translation_loss)
 from transformer_course.text.words_and_characters import Vocabulary
 from transformer_course.toolbox.exercises import check
 from transformer_course.toolbox.teddy_world import TeddyWorld
@@ -212,13 +212,13 @@ def test_translate_is_the_same_in_any_batch_and_says_what_is_incomplete():
     torch.manual_seed(0)
     model = Seq2Seq(14, 14, LSTM(4, 6), LSTM(4, 6), DotProductAttention())
     sentences = [list("abc"), list("a"), list("abcdefg"), list("a?")]
-    together = translate(model, sentences, LETTERS, LETTERS, max_len=4)
+    together = translate_tokens(model, sentences, LETTERS, LETTERS, max_len=4)
     for sentence, one in zip(sentences, together):
-        (alone,) = translate(model, [sentence], LETTERS, LETTERS, max_len=4)
+        (alone,) = translate_tokens(model, [sentence], LETTERS, LETTERS, max_len=4)
         assert alone.tokens == one.tokens and one.weights.shape == (len(one.tokens), len(sentence))
         assert one.complete == (len(one.tokens) < 4)
-    assert translate(model, [], LETTERS, LETTERS) == []
-    assert [t.tokens for t in translate(model, sentences, LETTERS, LETTERS, 4, batch_size=1)] == [t.tokens for t in together]
+    assert translate_tokens(model, [], LETTERS, LETTERS) == []
+    assert [t.tokens for t in translate_tokens(model, sentences, LETTERS, LETTERS, 4, batch_size=1)] == [t.tokens for t in together]
 
 
 def test_batches_hold_every_pair_once():
@@ -376,15 +376,15 @@ def test_wrong_texts_and_lengths_to_say():
     model, strict = Seq2Seq(14, 14, RNN(4, 6), RNN(4, 6)), Vocabulary(list("ab"), SPECIAL_TOKENS)
     plain = Vocabulary(list("ab"))
     for call, error, says in [
-            (lambda: translate(model, [["a"], []], LETTERS, LETTERS), ValueError, r"sentences\[1\] is empty"),
-            (lambda: translate(model, [["a"], 5], LETTERS, LETTERS), TypeError, r"sentences\[1\] must be a list of tokens, not 5"),
-            (lambda: translate(model, [["a"]], LETTERS, None), TypeError, "target_vocabulary must be a Vocabulary, not NoneType"),
+            (lambda: translate_tokens(model, [["a"], []], LETTERS, LETTERS), ValueError, r"sentences\[1\] is empty"),
+            (lambda: translate_tokens(model, [["a"], 5], LETTERS, LETTERS), TypeError, r"sentences\[1\] must be a list of tokens, not 5"),
+            (lambda: translate_tokens(model, [["a"]], LETTERS, None), TypeError, "target_vocabulary must be a Vocabulary, not NoneType"),
             (lambda: translation_batches([["a"]], LETTERS, LETTERS), TypeError, r"pairs\[0\] must be \(source tokens, target tokens\), not \['a'\]"),
-            (lambda: translate(model, ["ab"], LETTERS, LETTERS), TypeError, r"sentences\[0\] must be a list of tokens"),
-            (lambda: translate(Seq2Seq(6, 14, RNN(4, 6), RNN(4, 6)), [["x"]], strict, LETTERS), ValueError, "'x'"),
-            (lambda: translate(model, [["a"]], plain, LETTERS), ValueError, r"source_vocabulary lacks \[PAD\], \[BOS\], \[EOS\]"),
-            (lambda: translate(model, [["a"]], LETTERS, LETTERS, max_len=0), ValueError, r"max_len \(0\) must be a whole number"),
-            (lambda: translate(model, [["a"]], LETTERS, strict), ValueError, "target_vocabulary has 6 tokens, but the model was made for 14"),
+            (lambda: translate_tokens(model, ["ab"], LETTERS, LETTERS), TypeError, r"sentences\[0\] must be a list of tokens"),
+            (lambda: translate_tokens(Seq2Seq(6, 14, RNN(4, 6), RNN(4, 6)), [["x"]], strict, LETTERS), ValueError, "'x'"),
+            (lambda: translate_tokens(model, [["a"]], plain, LETTERS), ValueError, r"source_vocabulary lacks \[PAD\], \[BOS\], \[EOS\]"),
+            (lambda: translate_tokens(model, [["a"]], LETTERS, LETTERS, max_len=0), ValueError, r"max_len \(0\) must be a whole number"),
+            (lambda: translate_tokens(model, [["a"]], LETTERS, strict), ValueError, "target_vocabulary has 6 tokens, but the model was made for 14"),
             (lambda: model.decode(IDS, None), TypeError, "memory must be what encode returns, not NoneType"),
             (lambda: model.generate(IDS, 1, 2, 2.5), ValueError, r"max_len \(2.5\)"),
             (lambda: model.generate(IDS, 99, 2, 5), ValueError, r"bos \(99\) must be an id from 0 to 13"),
@@ -415,7 +415,7 @@ def copied(attention, seed, length):
     model = Seq2Seq(14, 14, LSTM(24, 48), LSTM(24, 48), AdditiveAttention(48, 48, 24) if attention else None)
     trained(model, [(row, row) for row in rows(64 * 400, range(1, 13))], LETTERS, LETTERS, 1, rate=1e-2)
     new = rows(100, [length])
-    return sum(t.tokens == row for t, row in zip(translate(model, new, LETTERS, LETTERS, length + 5), new)) / 100
+    return sum(t.tokens == row for t, row in zip(translate_tokens(model, new, LETTERS, LETTERS, length + 5), new)) / 100
 
 
 @pytest.mark.slow
@@ -436,7 +436,7 @@ def translator(attention, seed, epochs):
     model = Seq2Seq(len(english), len(french), LSTM(64, 32), LSTM(64, 64), AdditiveAttention(64, 64, 64) if attention else None,
                     LSTM(64, 32))
     trained(model, [(s.english, s.french) for s in parts.train], english, french, epochs, seed)
-    said = translate(model, [s.english for s in parts.validation], english, french)
+    said = translate_tokens(model, [s.english for s in parts.validation], english, french)
     right = sum(t.tokens == list(s.french) for t, s in zip(said, parts.validation)) / len(said)
     if not attention:
         return right, None

@@ -4,7 +4,9 @@ import math
 import os
 import subprocess
 import sys
+from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 from chapters import chapters
@@ -220,6 +222,17 @@ def test_another_index_can_be_ignored():
     assert cross_entropy(logits[0], targets[0]) == F.cross_entropy(logits[:1], targets[:1])  # one place, no leading dimension
 
 
+def test_short_whole_numbers_and_numbers_of_other_kinds_do(unchecked):
+    """In uint8 there are no 300 classes, and -100 is 156; a rate of numpy's half precision is coarse."""
+    logits, targets = torch.randn(2, 300, generator=torch.Generator().manual_seed(0)), torch.tensor([200, 156])
+    for dtype in (torch.uint8, torch.int16, torch.uint16):
+        assert torch.isclose(cross_entropy(logits, targets.to(dtype)), F.cross_entropy(logits, targets))
+        assert smooth_labels(targets.to(dtype), 300, 0.1).argmax(-1).tolist() == [200, 156]
+    assert cross_entropy(logits, targets, Fraction(1, 10)) == cross_entropy(logits, targets, 0.1)
+    assert torch.equal(smooth_labels(targets, 300, Fraction(1, 10)), smooth_labels(targets, 300, 0.1))
+    assert noam_schedule(512, 4000, np.float16(1))(np.int64(3)) == noam_schedule(512)(3)
+
+
 def one_shift(reads, labels):
     """Whether the decoder, at each kept place, reads the target before the one that it is to say."""
     target = torch.tensor([[5, 6, 7, 2, -100]])
@@ -328,19 +341,29 @@ ONES = torch.zeros(2, 3, dtype=torch.long)
     (lambda: cross_entropy(torch.zeros(2, 3, 5), ONES, -0.1), ValueError, "label_smoothing"),
     (lambda: cross_entropy(torch.zeros(2, 3, 5), ONES, math.nan), ValueError, "label_smoothing"),
     (lambda: cross_entropy(torch.zeros(2, 3, 5), ONES, True), ValueError, "label_smoothing"),
-    (lambda: smooth_labels(ONES, 1, 0.1), ValueError, r"num_classes \(1\) must be a whole number from 2 up"),
+    (lambda: smooth_labels(ONES, 1, 0.1), ValueError, r"num_classes \(1\) must be a whole number, 2 or more"),
     (lambda: smooth_labels(ONES, 5.0, 0.1), ValueError, "num_classes"),
     (lambda: smooth_labels(ONES + 5, 5, 0.1), ValueError, "targets holds 5"),
     (lambda: smooth_labels(ONES - 100, 5, 0.1), ValueError, "targets holds -100"),
     (lambda: smooth_labels(ONES.float(), 5, 0.1), TypeError, "targets must be whole numbers"),
     (lambda: smooth_labels(ONES, 5, 1.1), ValueError, r"epsilon \(1.1\) must be a number from 0 to 1"),
     (lambda: smooth_labels(ONES, 5, "0.1"), ValueError, "epsilon"),
-    (lambda: noam_schedule(0), ValueError, r"d_model \(0\) must be a whole number from 1 up"),
+    (lambda: noam_schedule(0), ValueError, r"d_model \(0\) must be a whole number, 1 or more"),
     (lambda: noam_schedule(512.0), ValueError, "d_model"),
     (lambda: noam_schedule(512, 0), ValueError, "warmup_steps"),
     (lambda: noam_schedule(512, 4000, -1.0), ValueError, "factor"),
     (lambda: noam_schedule(512, 4000, math.inf), ValueError, "factor"),
-    (lambda: noam_schedule(512)(0), ValueError, r"step \(0\) must be counted from 1"),
+    (lambda: noam_schedule(512)(0), ValueError, r"step \(0\) must be a whole number, 1 or more"),
+    (lambda: noam_schedule(512)(1.5), ValueError, "step"),
+    (lambda: noam_schedule(512)("1"), ValueError, "step"),
+    (lambda: cross_entropy(torch.zeros(2, 3, 5), ONES, ignore_index=None), ValueError, r"ignore_index \(None\) must be a whole number"),
+    (lambda: cross_entropy(torch.zeros(2, 3, 5), ONES, ignore_index=[1]), ValueError, "ignore_index"),
+    (lambda: cross_entropy(torch.zeros(2, 3, 5), ONES, ignore_index=True), ValueError, "ignore_index"),
+    (lambda: cross_entropy(torch.zeros(2, 3, 5), ONES, ignore_index=1.0), ValueError, "ignore_index"),
+    (lambda: cross_entropy(torch.zeros(2, 3, 5), ONES.to("meta")), TypeError, "targets .* meta"),
+    (lambda: cross_entropy(torch.zeros(2, 3, 5), (ONES + 156).to(torch.uint8)), ValueError, "targets holds 156"),
+    (lambda: smooth_labels(ONES.to("meta"), 5, 0.1), TypeError, "targets .* meta"),
+    (lambda: smooth_labels(ONES, 5, 0.1, others_only="no"), TypeError, r"others_only \('no'\) must be True or False"),
 ])
 def test_wrong_arguments(unchecked, call, error, says):
     with pytest.raises(error, match=says):

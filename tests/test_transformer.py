@@ -11,6 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from speed import ratio
+from stacks import KeyValues
+from stacks import corresponding as in_stacks
 from torch import nn
 from torch.nn import functional as F
 
@@ -95,31 +97,8 @@ def reference(c, **kwargs):
 
 
 def corresponding(ours, theirs):
-    """(our parameters, theirs) that are the same: q, k and v are one matrix there. The embeddings and the output are ours alone."""
-    def attention(a, b):
-        for kind in ("weight", "bias"):
-            yield [getattr(getattr(a, name), kind) for name in ("query", "key", "value")], getattr(b, f"in_proj_{kind}")
-            yield [getattr(a.output, kind)], getattr(b.out_proj, kind)
-
-    def plain(a, b):
-        yield [a.weight], b.weight
-        yield [a.bias], b.bias
-
-    for a, b in zip(ours.encoder.layers, theirs.encoder.layers):
-        yield from attention(a.attention.sublayer, b.self_attn)
-        for x, y in ((a.attention.norm, b.norm1), (a.feed_forward.sublayer.up, b.linear1), (a.feed_forward.sublayer.down, b.linear2),
-                     (a.feed_forward.norm, b.norm2)):
-            yield from plain(x, y)
-    for a, b in zip(ours.decoder.layers, theirs.decoder.layers):
-        yield from attention(a.self_attention.sublayer, b.self_attn)
-        yield from attention(a.cross_attention.sublayer, b.multihead_attn)
-        for x, y in ((a.self_attention.norm, b.norm1), (a.cross_attention.norm, b.norm2), (a.feed_forward.sublayer.up, b.linear1),
-                     (a.feed_forward.sublayer.down, b.linear2), (a.feed_forward.norm, b.norm3)):
-            yield from plain(x, y)
-    for a, b in ((ours.encoder.final_norm, theirs.encoder.norm), (ours.decoder.final_norm, theirs.decoder.norm)):
-        assert (a is None) == (b is None)
-        if a is not None:
-            yield from plain(a, b)
+    """(our parameters, theirs) that are the same. The embeddings and the output are ours alone."""
+    return [*in_stacks(ours.encoder, theirs.encoder), *in_stacks(ours.decoder, theirs.decoder)]
 
 
 def pair(config, dtype=torch.float64, seed=0):
@@ -166,7 +145,7 @@ def gap(ours, theirs, source, target, source_mask, target_mask):
     """The largest difference over logits of kept positions (at padding torch's fast path gives zeros) and all gradients."""
     kept = torch.ones_like(target, dtype=torch.bool) if target_mask is None else target_mask.bool()
     own = [ours.source_embedding.weight, *([] if ours.output is None else [ours.target_embedding.weight, ours.output.weight])]
-    pairs = list(corresponding(ours, theirs))
+    pairs = corresponding(ours, theirs)
     a = ours(source, target, source_mask, target_mask)[kept]
     b = torch_logits(ours, theirs, source, target, source_mask, target_mask)[kept]
     direction = torch.randn(a.shape, generator=torch.Generator().manual_seed(2)).to(a.dtype)
@@ -344,19 +323,9 @@ def test_no_leak_from_later_tokens():
 
 # -- one token at a time
 
-class ListCache:
-    def __init__(self):
-        self.kept, self.length = [], 0
-
-    def update(self, key, value):
-        self.kept.append((key, value))
-        self.length += key.shape[2]
-        return tuple(torch.cat(part, dim=2) for part in zip(*self.kept))
-
-
 def stepwise(model, target, context, source_mask, target_mask, chunks):
     """Logits of a target read in chunks, with a cache for each layer."""
-    caches, logits, start = [ListCache() for _ in model.decoder.layers], [], 0
+    caches, logits, start = [KeyValues() for _ in model.decoder.layers], [], 0
     for size in chunks:
         end = start + size
         logits.append(model.decode(target[:, start:end], context, source_mask, target_mask[:, :end], caches))
@@ -380,7 +349,7 @@ def test_greedy_with_a_cache_says_the_same():
     model = made(TransformerConfig(11, 11, 16, 2, 32, 2, 2))
     source = torch.randint(11, (4, 5), generator=torch.Generator().manual_seed(0))
     context = model.encode(source)
-    said, caches = [torch.zeros(4, 1, dtype=torch.int64)], [ListCache() for _ in range(2)]
+    said, caches = [torch.zeros(4, 1, dtype=torch.int64)], [KeyValues() for _ in range(2)]
     for _ in range(6):
         cached = model.decode(said[-1], context, cache=caches)[:, -1]
         whole = model(source, torch.cat(said, dim=1))[:, -1]
@@ -389,15 +358,9 @@ def test_greedy_with_a_cache_says_the_same():
     assert caches[0].length == 6 and len(set(torch.cat(said[1:], dim=1).flatten().tolist())) > 1
 
 
-class Forgetful(ListCache):
+class Forgetful(KeyValues):
     """Says that it holds nothing: positions would start again at 0, and the mask would be too small."""
-    @property
-    def length(self):
-        return 0
-
-    @length.setter
-    def length(self, value):
-        pass
+    length = 0
 
 
 def test_a_cache_that_restarts_positions_would_be_noticed():
@@ -616,11 +579,14 @@ def test_settings_cannot_be_changed():
     (lambda: Transformer({"d_model": 8}), TypeError, "config must be a TransformerConfig, not dict"),
     (lambda: Transformer(CONFIG, norm=nn.LayerNorm(15)), TypeError, "norm must be a function"),
     (lambda: Transformer(CONFIG, attention=3), TypeError, "attention must be a function"),
+    (lambda: Transformer(CONFIG, position=lambda: None), TypeError, "position must make a module, not NoneType"),
+    (lambda: Transformer(CONFIG, feed_forward=lambda: nn.Identity), TypeError, "feed_forward must make a module, not type"),
     (lambda: TokenEmbedding(0, 4), ValueError, "vocab_size"), (lambda: TokenEmbedding(4, 2.5), ValueError, "d_model"),
     (lambda: TokenEmbedding(4, 3)(torch.tensor([4])), ValueError, "ids must hold ids from 0 to 3, but holds 4"),
     (lambda: TokenEmbedding(4, 3)(torch.tensor([-1])), ValueError, "-1"),
     (lambda: TokenEmbedding(4, 3)(torch.tensor([1.0])), TypeError, "int64, not torch.float32"),
     (lambda: TokenEmbedding(4, 3)([1]), TypeError, "int64, not list"),
+    (lambda: TokenEmbedding(4, 3)(torch.tensor([1], device="meta")), ValueError, "ids is on meta, but the weights are on cpu"),
     (lambda: TokenEmbedding(4, 3).logits(torch.zeros(2, 4)), ValueError, "width 3"),
     (lambda: TokenEmbedding(4, 3).logits(torch.tensor(1.0)), ValueError, "width 3"),
     (lambda: TokenEmbedding(4, 3).logits(None), TypeError, "x must be a tensor, not NoneType"),
@@ -649,6 +615,8 @@ S, T, ON = torch.ones(2, 4, dtype=torch.int64), torch.ones(2, 3, dtype=torch.int
     ((S.repeat(1, 4), T), ValueError, "source reaches length 16, but max_len is 12"),
     ((S, T.repeat(1, 5)), ValueError, "target reaches length 15, but max_len is 12"),
     ((S, T[:1]), ValueError, "target has 1 sequences, but source has 2"),
+    ((S.to("meta"), T), ValueError, "source is on meta, but the weights are on cpu"),
+    ((S, T.to("meta")), ValueError, "target is on meta, but the weights are on cpu"),
     ((S, T, ON[:, :3]), ValueError, r"source_mask must have shape \(2, 4\).* not \(2, 3\)"),
     ((S, T, ON[:1]), ValueError, "source_mask must have shape"), ((S, T, ON[:, None, None]), ValueError, "source_mask must have shape"),
     ((S, T, None, ON), ValueError, r"target_mask must have shape \(2, 3\)"),
@@ -675,10 +643,10 @@ def context_of(shape):
     (None, None, TypeError, "context must be a tensor .* not NoneType"), ([[0.0]], None, TypeError, "context must be a tensor .* not list"),
     (context_of((2, 15)), None, TypeError, r"context must be a tensor .* not \(2, 15\)"), (context_of((2, 4, 7)), None, ValueError, "context"),
     (context_of((1, 4, 15)), None, ValueError, "target has 2 sequences, but source has 1"),
-    (context_of((2, 4, 15)), ListCache(), TypeError, "cache must be a list of caches, .* not ListCache"),
-    (context_of((2, 4, 15)), 3, TypeError, "cache must be a list"), (context_of((2, 4, 15)), [], ValueError, "cache must hold 2 caches"),
-    (context_of((2, 4, 15)), [ListCache()], ValueError, r"cache must hold 2 caches, .* lengths are \[0\]"),
-    (context_of((2, 4, 15)), [None, None], ValueError, "cache must hold 2 caches"),
+    (context_of((2, 4, 15)), KeyValues(), TypeError, "cache must be a list .* not KeyValues"), (context_of((2, 4, 15)), 3, TypeError, "cache must be a list"),
+    (context_of((2, 4, 15)), [], ValueError, "cache has 0 parts, but there are 2 layers"),
+    (context_of((2, 4, 15)), [KeyValues()], ValueError, "cache has 1 parts, but there are 2 layers"),
+    (context_of((2, 4, 15)), [None, None], TypeError, r"cache\[0\] must have a length"),
 ])
 def test_wrong_input_to_decode(unchecked, context, cache, error, says):
     with pytest.raises(error, match=says):
@@ -686,7 +654,7 @@ def test_wrong_input_to_decode(unchecked, context, cache, error, says):
 
 
 def test_caches_of_different_lengths_are_refused(unchecked):
-    model, caches = made(), [ListCache(), ListCache()]
+    model, caches = made(), [KeyValues(), KeyValues()]
     caches[0].update(*context_of((2, 2, 3, 1, 5)))
     with pytest.raises(ValueError, match=r"cache .* lengths are \[1, 0\]"):
         model.decode(T, model.encode(S), cache=caches)
@@ -711,7 +679,7 @@ def test_copies_and_autocast():
 
 def test_a_full_cache_is_refused(unchecked):
     model = made()
-    caches, context = [ListCache() for _ in model.decoder.layers], model.encode(S)
+    caches, context = [KeyValues() for _ in model.decoder.layers], model.encode(S)
     model.decode(T.repeat(1, 4), context, cache=caches)
     with pytest.raises(ValueError, match="target reaches length 13, but max_len is 12"):
         model.decode(T[:, :1], context, cache=caches)

@@ -6,19 +6,13 @@ __all__ = ['causal_mask', 'padding_mask', 'key_mask', 'combine_masks']
 # %% ../../nbs/attention/18_masks.ipynb #63f819d2
 from collections.abc import Sequence
 from functools import reduce
-from numbers import Integral
 from operator import and_
 
 import torch
 from jaxtyping import Bool, Integer, Shaped
 from torch import Tensor
 
-# %% ../../nbs/attention/18_masks.ipynb #923685b9
-def _whole(**sizes):
-    """Refuse a size that is no whole number from 0 up."""
-    for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, Integral) or size < 0:
-            raise ValueError(f"{name} ({size!r}) must be a whole number, 0 or more")
+from ..toolbox._arguments import check_sizes
 
 # %% ../../nbs/attention/18_masks.ipynb #cbf10a2f
 def causal_mask(length: int, k_len: int | None = None, device: torch.device | str | None = None
@@ -44,7 +38,7 @@ def causal_mask(length: int, k_len: int | None = None, device: torch.device | st
         [[1, 1, 1, 0], [1, 1, 1, 1]]
     """
     k_len = length if k_len is None else k_len
-    _whole(length=length, k_len=k_len)
+    check_sizes(0, length=length, k_len=k_len)
     if k_len < length:
         raise ValueError(f"k_len ({k_len}) must not be less than length ({length}): each query is "
                          "one of the keys")
@@ -88,7 +82,7 @@ def padding_mask(lengths: Integer[Tensor, " batch"] | Sequence[int], max_len: in
         >>> padding_mask([1, 3], 3).int().tolist()
         [[[[1, 0, 0]]], [[[1, 1, 1]]]]
     """
-    _whole(max_len=max_len)
+    check_sizes(0, max_len=max_len)
     lengths = _checked_lengths(lengths, max_len)
     return (torch.arange(max_len, device=lengths.device) < lengths[:, None])[:, None, None]
 

@@ -13,8 +13,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from ._projections import project
 from .self_attention import scaled_dot_product_attention
-from ..recurrent._stack import check_dtype, check_sizes
+from ..toolbox._arguments import (check_below, check_dtype, check_flags,
+                                                    check_sizes)
 
 # %% ../../nbs/attention/19_multi_head_attention.ipynb #8b42e992
 def split_heads(x: Float[Tensor, "batch length width"],
@@ -77,11 +79,13 @@ def merge_heads(x: Float[Tensor, "batch num_heads length head_dim"]
                          f"not {tuple(x.shape)}")
     return x.transpose(1, 2).flatten(2)
 
-# %% ../../nbs/attention/19_multi_head_attention.ipynb #c312fab1
+# %% ../../nbs/attention/19_multi_head_attention.ipynb #e8a85aeb
 def _check_sequence(name, x, d_model, weight):
     """Refuse what is no batch of sequences of vectors as wide and precise as the weights."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} must be a tensor, not {type(x).__name__}")
+    if x.device != weight.device:
+        raise ValueError(f"{name} is on {x.device}, but the weights are on {weight.device}")
     if x.dim() != 3 or x.shape[-1] != d_model:
         raise ValueError(f"{name} must have shape (batch, length, d_model) with d_model {d_model}, "
                          f"not {tuple(x.shape)}")
@@ -119,7 +123,7 @@ def _check_bias(bias, shape):
         raise TypeError(f"bias must be a tensor of floating-point numbers, not {what}")
     _check_fits("bias", bias, shape, (2, 3, 4))
 
-# %% ../../nbs/attention/19_multi_head_attention.ipynb #ce94f8cb
+# %% ../../nbs/attention/19_multi_head_attention.ipynb #5830574e
 @runtime_checkable
 class Cache(Protocol):
     """What attention asks of a cache of keys and values: `length`, and `update`.
@@ -132,7 +136,8 @@ class Cache(Protocol):
 
     Example:
         >>> class Kept:
-        ...     pairs, length = [], 0
+        ...     def __init__(self):
+        ...         self.pairs, self.length = [], 0
         ...     def update(self, key, value):
         ...         self.pairs.append((key, value))
         ...         self.length += key.shape[2]
@@ -225,19 +230,14 @@ def _check_settings(d_model, num_heads, dropout, bias, head_dim, scale, rotate):
         check_sizes(head_dim=head_dim)
     elif d_model % num_heads:
         raise ValueError(f"num_heads ({num_heads}) must divide d_model ({d_model})")
-    for name, value, top in (("dropout", dropout, 1), ("scale", scale, math.inf)):
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if value is not None and not (number and 0 <= value < top):
-            raise ValueError(f"{name} ({value!r}) must be a number from 0 up, below {top}")
-    if dropout is None:
-        raise ValueError("dropout (None) must be a number from 0 up, below 1")
-    if not isinstance(bias, bool):
-        raise TypeError(f"bias ({bias!r}) must be True or False")
+    check_below(1, dropout=dropout)
+    check_below(math.inf, scale=0 if scale is None else scale)
+    check_flags(bias=bias)
     if rotate is not None and not callable(rotate):
         raise TypeError(f"rotate must be a function of (x, start), not {type(rotate).__name__}")
     return d_model // num_heads if head_dim is None else head_dim
 
-# %% ../../nbs/attention/19_multi_head_attention.ipynb #97f46d75
+# %% ../../nbs/attention/19_multi_head_attention.ipynb #bf1decba
 class MultiHeadAttention(nn.Module):
     r"""Attention with several heads, to the same sequence or to another.
 
@@ -308,16 +308,16 @@ class MultiHeadAttention(nn.Module):
             For each query its mixture, (batch, q_len, d_model).
 
         Raises:
-            ValueError: a shape or dtype that does not fit, or a cache with a context.
+            ValueError: a shape, dtype or device that does not fit, or a cache with a context.
             TypeError: `x` or `context` is no tensor, `mask` is not boolean, `bias` holds no
-                floating-point numbers, or `cache` is none.
+                floating-point numbers or others than `x`, or `cache` is none.
         """
         _check_call(self, x, context, mask, bias, cache)
         if bias is not None and bias.dim() == 3:   # one for each head
             bias = bias[None]
         source = x if context is None else context
-        query, key, value = (split_heads(project(y), self.num_heads) for project, y in (
-            (self.query, x), (self.key, source), (self.value, source)))
+        projected = project((self.query, self.key, self.value), x, source)
+        query, key, value = (split_heads(part, self.num_heads) for part in projected)
         if self.rotate is not None and context is None:
             start = 0 if cache is None else cache.length   # the first of the new positions
             query, key = self.rotate(query, start), self.rotate(key, start)

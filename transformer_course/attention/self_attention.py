@@ -3,7 +3,7 @@
 # %% auto #0
 __all__ = ['scaled_dot_product_attention']
 
-# %% ../../nbs/attention/17_self_attention.ipynb #125857f9
+# %% ../../nbs/attention/17_self_attention.ipynb #affb970b
 import math
 from numbers import Real
 
@@ -11,6 +11,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
+
+from ..toolbox._arguments import check_below, check_flags
 
 # %% ../../nbs/attention/17_self_attention.ipynb #bca637fa
 def _exact(tensor):
@@ -91,7 +93,7 @@ def _check_shapes(query, key, value):
                              ) from None
     return (*leading[0], query.shape[-2], key.shape[-2])
 
-# %% ../../nbs/attention/17_self_attention.ipynb #80473393
+# %% ../../nbs/attention/17_self_attention.ipynb #4725c2e0
 def _check_over_scores(name, tensor, shape):
     """Refuse a mask or a bias that does not fit the scores, or only if it made them larger."""
     fits = zip(reversed(tensor.shape), reversed(shape))
@@ -101,7 +103,7 @@ def _check_over_scores(name, tensor, shape):
                          f"{tuple(tensor.shape)}")
 
 
-def _check_attention(query, key, value, mask, bias, scale, dropout):
+def _check_attention(query, key, value, mask, bias, scale, dropout, return_weights):
     """Refuse arguments that do not fit together, without looking at what the tensors hold."""
     shape = _check_shapes(query, key, value)
     if mask is not None:
@@ -114,13 +116,13 @@ def _check_attention(query, key, value, mask, bias, scale, dropout):
     if bias is not None:
         _check_tensor("bias", bias, query)
         _check_over_scores("bias", bias, shape)
-    for name, number in (("scale", 1.0 if scale is None else scale), ("dropout", dropout)):
-        if isinstance(number, bool) or not isinstance(number, Real) or not math.isfinite(number):
-            raise ValueError(f"{name} ({number!r}) must be a finite number")
-    if not 0 <= dropout < 1:
-        raise ValueError(f"dropout ({dropout!r}) must be at least 0 and less than 1")
+    check_below(1, dropout=dropout)
+    check_flags(return_weights=return_weights)
+    real = isinstance(scale, Real) and not isinstance(scale, bool)
+    if scale is not None and not (real and math.isfinite(scale)):
+        raise ValueError(f"scale ({scale!r}) must be a finite number")
 
-# %% ../../nbs/attention/17_self_attention.ipynb #ef343b7e
+# %% ../../nbs/attention/17_self_attention.ipynb #5381ad69
 def scaled_dot_product_attention(
         query: Float[Tensor, "*#batch q_len head_dim"],
         key: Float[Tensor, "*#batch k_len head_dim"],
@@ -152,7 +154,8 @@ def scaled_dot_product_attention(
         sums to 1 (without dropout), or is 0 where nothing may be attended.
 
     Raises:
-        TypeError: no tensor, dtypes that differ (outside autocast), or a mask that is not boolean.
+        TypeError: no tensor, dtypes that differ (outside autocast), a mask that is not boolean, or
+            `return_weights` neither True nor False.
         ValueError: shapes that do not fit together, a mask or bias larger than the scores or of
             another number of dimensions, several devices, `scale` not finite, or `dropout` out of
             range.
@@ -170,7 +173,7 @@ def scaled_dot_product_attention(
         >>> round(output.item(), 4)
         11.0
     """
-    _check_attention(query, key, value, mask, bias, scale, dropout)
+    _check_attention(query, key, value, mask, bias, scale, dropout, return_weights)
     scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
     attend = _attend if return_weights else _attend_fused
     return attend(query, key, value, mask, bias, scale, float(dropout))

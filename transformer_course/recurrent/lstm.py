@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ._stack import (add_layers, as_lengths, check_input,
-                                                 check_sizes, initial_state, layers_of,
-                                                 new_weights, run_layers)
+                                                 initial_state, layers_of, new_weights, run_layers)
+from ..toolbox._arguments import check_sizes
 
 # %% ../../nbs/recurrent/15_lstm.ipynb #249cb7c7
 def _lstm_step(projected, state, weight_hh):

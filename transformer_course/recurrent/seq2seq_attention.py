@@ -2,7 +2,7 @@
 
 # %% auto #0
 __all__ = ['SPECIAL_TOKENS', 'AdditiveAttention', 'DotProductAttention', 'Memory', 'Seq2Seq', 'TranslationBatch',
-           'translation_batches', 'translation_loss', 'Translation', 'translate']
+           'translation_batches', 'translation_loss', 'Translation', 'translate_tokens']
 
 # %% ../../nbs/recurrent/16_seq2seq_attention.ipynb #168377cd
 import math
@@ -15,9 +15,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ._stack import (as_lengths, check_dtype, check_sizes,
-                                                 past_the_end)
+from ._stack import as_lengths, past_the_end
 from ..text.words_and_characters import Vocabulary
+from ..toolbox._arguments import check_dtype, check_sizes
 
 # %% ../../nbs/recurrent/16_seq2seq_attention.ipynb #b5bc892f
 def _masked_softmax(scores, mask):
@@ -588,9 +588,9 @@ class Translation(NamedTuple):
     complete: bool
 
 
-def translate(model: Seq2Seq, sentences: Iterable[Sequence[str]], source_vocabulary: Vocabulary,
-              target_vocabulary: Vocabulary, max_len: int = 50, batch_size: int = 256
-              ) -> list[Translation]:
+def translate_tokens(model: Seq2Seq, sentences: Iterable[Sequence[str]],
+                     source_vocabulary: Vocabulary, target_vocabulary: Vocabulary,
+                     max_len: int = 50, batch_size: int = 256) -> list[Translation]:
     """Translate sentences greedily.
 
     Args:
@@ -612,7 +612,7 @@ def translate(model: Seq2Seq, sentences: Iterable[Sequence[str]], source_vocabul
         >>> from transformer_course.recurrent.rnn import RNN
         >>> words = Vocabulary(["a", "bear"], SPECIAL_TOKENS, unknown="[UNK]")
         >>> model = Seq2Seq(6, 6, RNN(4, 6), RNN(4, 6))
-        >>> len(translate(model, [["a", "bear"], ["a"]], words, words))
+        >>> len(translate_tokens(model, [["a", "bear"], ["a"]], words, words))
         2
     """
     check_sizes(max_len=max_len, batch_size=batch_size)

@@ -41,6 +41,7 @@ _MODULES = {
     "25": "transformer.transformer_exercises",
     "26": "transformer.training_exercises",
     "27": "transformer.decoding_exercises",
+    "28": "transformer.translation_exercises",
 }
 
 

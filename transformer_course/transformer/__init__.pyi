@@ -6,3 +6,4 @@ from .positional_encoding import SinusoidalPositionalEncoding as SinusoidalPosit
 from .residual_and_norm import LayerNorm as LayerNorm, Residual as Residual
 from .training import cross_entropy as cross_entropy, noam_schedule as noam_schedule, smooth_labels as smooth_labels
 from .transformer import TokenEmbedding as TokenEmbedding, Transformer as Transformer, TransformerConfig as TransformerConfig, shift_right as shift_right
+from .translation import CrossAttention as CrossAttention, SMALL as SMALL, Translator as Translator, teddy_translator as teddy_translator, train_translator as train_translator, translate as translate

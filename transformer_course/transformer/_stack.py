@@ -3,8 +3,10 @@
 # %% auto #0
 __all__ = ['check_layer_parts', 'new_norms', 'checked_stack', 'caches_of']
 
-# %% ../../nbs/transformer/23_encoder.ipynb #a9a1f1a8
+# %% ../../nbs/transformer/23_encoder.ipynb #f4f96734
 """What encoder and decoder share: the parts of a layer, the layers of a stack, and their caches."""
+from collections.abc import Sequence
+
 from torch import nn
 
 from ..attention.multi_head_attention import Cache
@@ -30,7 +32,7 @@ def new_norms(norm, count):
                                  f"{type(made).__name__} twice: each sublayer needs its own")
     return norms
 
-# %% ../../nbs/transformer/23_encoder.ipynb #e0a92dde
+# %% ../../nbs/transformer/23_encoder.ipynb #a285d3c8
 def checked_stack(layers, final_norm):
     """The layers as a ModuleList: at least one."""
     if isinstance(layers, nn.Module) and not isinstance(layers, (nn.ModuleList, nn.Sequential)):
@@ -49,20 +51,22 @@ def checked_stack(layers, final_norm):
 
 
 def caches_of(cache, layers):
-    """One cache for each layer; None for each when there is none."""
+    """One cache for each layer, all equally long; None for each when there is none."""
     if cache is None:
         return [None] * len(layers)
-    if not (hasattr(cache, "__len__") and hasattr(cache, "__getitem__")):
+    if not isinstance(cache, Sequence):
         raise TypeError("cache must be a list with one cache for each layer, not "
                         f"{type(cache).__name__}")
     if len(cache) != len(layers):
         raise ValueError(f"cache has {len(cache)} parts, but there are {len(layers)} layers: each "
                          "needs its own")
-    caches = [cache[i] for i in range(len(layers))]
-    for i, kept in enumerate(caches):
+    for i, kept in enumerate(cache):
         if not isinstance(kept, Cache):
             raise TypeError(f"cache[{i}] must have a length and a method update(key, value), which "
                             f"{type(kept).__name__} has not")
-        if any(kept is other for other in caches[:i]):
+        if any(kept is other for other in cache[:i]):
             raise ValueError(f"cache[{i}] serves an earlier layer already: each needs its own")
-    return caches
+    lengths = [kept.length for kept in cache]
+    if len(set(lengths)) > 1:
+        raise ValueError(f"cache must hold caches of one length, but their lengths are {lengths}")
+    return list(cache)

@@ -16,7 +16,7 @@ from ._stack import (caches_of, check_layer_parts, checked_stack,
                                                    new_norms)
 from .residual_and_norm import Residual
 
-# %% ../../nbs/transformer/24_decoder.ipynb #a9326cb2
+# %% ../../nbs/transformer/24_decoder.ipynb #630de8dc
 def _check_tokens(name, x):
     """Refuse what is no batch of sequences of vectors."""
     if not isinstance(x, Tensor):
@@ -24,7 +24,22 @@ def _check_tokens(name, x):
     if x.dim() != 3:
         raise ValueError(f"{name} must have shape (batch, length, d_model), not {tuple(x.shape)}")
 
-# %% ../../nbs/transformer/24_decoder.ipynb #4f3ce677
+
+def _check_mask(name, mask, batch, q_len, k_len):
+    """Refuse a mask that is not boolean or is not for these tokens; None hides nothing."""
+    if mask is None:
+        return
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        what = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        raise TypeError(f"{name} must be a boolean tensor, True where a token may look, not {what}")
+    sizes = (*mask.shape[:-3], *mask.shape[-2:])                # all but the heads
+    fits = all(size in (1, full) for size, full in zip(sizes[::-1], (k_len, q_len, batch)))
+    if mask.dim() not in (2, 4) or not fits:
+        raise ValueError(f"{name} must have 2 or 4 dimensions and broadcast to (batch, heads, "
+                         f"q_len, k_len) with batch {batch}, q_len {q_len} and k_len {k_len}, "
+                         f"not shape {tuple(mask.shape)}")
+
+# %% ../../nbs/transformer/24_decoder.ipynb #ea0bc13e
 class DecoderLayer(nn.Module):
     r"""Self-attention, attention to a context, a feed-forward network, each inside Add & Norm.
 
@@ -86,31 +101,19 @@ class DecoderLayer(nn.Module):
             The shape of x.
 
         Raises:
-            ValueError: `context` has not three axes, or as the parts raise it.
-            TypeError: `context` is no tensor, or as the parts raise it.
+            ValueError: `x` or `context` has not three axes, `context_mask` does not fit, or as the
+                parts raise it.
+            TypeError: `x` or `context` is no tensor, `context_mask` is not boolean, or as the
+                parts raise it.
         """
+        _check_tokens("x", x)
         _check_tokens("context", context)
+        _check_mask("context_mask", context_mask, len(context), x.shape[1], context.shape[1])
         x = self.self_attention(x, mask=mask, bias=bias, cache=cache)
         x = self.cross_attention(x, context=context, mask=context_mask)
         return self.feed_forward(x)
 
-# %% ../../nbs/transformer/24_decoder.ipynb #f8e8678e
-def _with_causal(mask, length, held, device):
-    """The causal mask for `length` new tokens after `held` old ones, joined with the mask given."""
-    causal = causal_mask(length, held + length, device=device)
-    if mask is None:
-        return causal
-    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
-        what = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-        raise TypeError(f"mask must be a boolean tensor, True where a token may look, not {what}")
-    fits = all(size in (1, full) for size, full in zip(mask.shape[:-3:-1], causal.shape[::-1]))
-    if mask.dim() not in (2, 4) or not fits:
-        raise ValueError("mask must have 2 or 4 dimensions and broadcast to (batch, heads, q_len, "
-                         f"k_len) with q_len {length} and k_len {held + length}, not shape "
-                         f"{tuple(mask.shape)}")
-    return combine_masks(causal, mask)
-
-# %% ../../nbs/transformer/24_decoder.ipynb #7fb003af
+# %% ../../nbs/transformer/24_decoder.ipynb #30879ced
 class Decoder(nn.Module):
     """Decoder layers one after the other; no target token sees a later one.
 
@@ -164,14 +167,15 @@ class Decoder(nn.Module):
 
         Raises:
             ValueError: `mask` does not fit, another number of caches than of layers, one cache for
-                two layers, or as the parts raise it.
+                two layers, caches of different lengths, or as the parts raise it.
             TypeError: `x` is no tensor, `mask` is not boolean, `cache` holds something else than
                 caches, or as the parts raise it.
         """
         _check_tokens("x", x)
         caches = caches_of(cache, self.layers)
-        held = 0 if caches[0] is None else caches[0].length
-        mask = _with_causal(mask, x.shape[1], held, x.device)
+        q_len, held = x.shape[1], 0 if cache is None else caches[0].length
+        _check_mask("mask", mask, len(x), q_len, held + q_len)
+        mask = combine_masks(causal_mask(q_len, held + q_len, device=x.device), mask)
         for layer, kept in zip(self.layers, caches):
             x = layer(x, context, mask=mask, context_mask=context_mask, bias=bias, cache=kept)
         return x if self.final_norm is None else self.final_norm(x)

@@ -7,11 +7,13 @@ __all__ = ['Hypothesis', 'greedy_search', 'beam_search', 'next_token_probabiliti
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Integral, Real
+from numbers import Real
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from ..toolbox._arguments import check_sizes
 
 # %% ../../nbs/transformer/27_decoding.ipynb #c8aa30f9
 @dataclass(frozen=True)
@@ -32,36 +34,42 @@ class Hypothesis:
     ids: list[int]
     score: float
 
-# %% ../../nbs/transformer/27_decoding.ipynb #e8cd84d5
-def _check_whole(name, value, least):
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-        raise ValueError(f"{name} ({value!r}) must be a whole number from {least} up")
-
-
+# %% ../../nbs/transformer/27_decoding.ipynb #483830c5
 def _check_search(step, bos, eos, max_len):
     if not callable(step):
         raise TypeError(f"step must be a function of prefixes, not {type(step).__name__}")
-    for name, value, least in (("bos", bos, 0), ("eos", eos, 0), ("max_len", max_len, 1)):
-        _check_whole(name, value, least)
+    check_sizes(0, bos=bos, eos=eos)
+    check_sizes(max_len=max_len)
+
+
+def _check_floats(must, value):
+    if not isinstance(value, Tensor):
+        kind = type(value).__name__
+    elif value.is_meta:
+        kind = "one on the meta device, which holds none"
+    elif not value.is_floating_point():
+        kind = value.dtype
+    else:
+        return
+    raise TypeError(f"{must} a tensor of floating-point numbers, not {kind}")
 
 
 def _ask(step, prefixes, eos):
     """What `step` says of the ids after `prefixes`: log-probabilities (n, vocab), checked."""
     with torch.no_grad():
         said = step(prefixes.clone())  # a step may write into what it is given
-    if not isinstance(said, Tensor) or not said.is_floating_point():
-        raise TypeError("step must return a tensor of log-probabilities, not "
-                        f"{said.dtype if isinstance(said, Tensor) else type(said).__name__}")
+    _check_floats("step must return", said)
     if said.dim() != 2 or len(said) != len(prefixes) or said.shape[1] == 0:
         raise ValueError(f"step returned shape {tuple(said.shape)} for {len(prefixes)} prefixes, "
                          f"but must return ({len(prefixes)}, vocab)")
     if eos >= said.shape[1]:
         raise ValueError(f"eos ({eos}) must be one of the {said.shape[1]} ids that step scores")
     rounding = 1e-4 if said.dtype in (torch.float32, torch.float64) else 1e-2
-    if not (said <= rounding).all():  # NaN is not, either
-        raise ValueError(f"step returned {said.max().item():.4g}, which is no log-probability: "
+    highest = said.max().item()
+    if not highest <= rounding:  # NaN is not, either
+        raise ValueError(f"step returned {highest:.4g}, which is no log-probability: "
                          "these are at most 0, and log_softmax makes them of logits")
-    return said.clamp(max=0)
+    return said if highest <= 0 else said.clamp(max=0)
 
 # %% ../../nbs/transformer/27_decoding.ipynb #d4a7bf53
 def _one_by_one(step, bos, eos, max_len, choose):
@@ -106,17 +114,28 @@ def greedy_search(step: Callable, bos: int, eos: int, max_len: int) -> Hypothesi
     return _one_by_one(step, bos, eos, max_len, lambda log_probs: log_probs.argmax().item())
 
 # %% ../../nbs/transformer/27_decoding.ipynb #911c2df8
+def _best_of_each(log_probs, width):
+    """The `width` best ids of each beam, and what equals the last of them, lower ids first."""
+    top, ids = log_probs.topk(min(width + 1, log_probs.shape[1]), dim=1)
+    if len(top[0]) > width and not (top[:, -1] < top[:, -2]).all():  # topk takes any of equals
+        return torch.where(log_probs >= top[:, -2:-1])
+    ids = ids[:, :width].sort(dim=1).values
+    beams = torch.arange(len(ids), device=ids.device)
+    return beams.repeat_interleave(ids.shape[1]), ids.flatten()
+
+
 def _candidates(totals, log_probs, width):
     """The `width` best continuations of all beams, best first: their totals, beams and ids.
 
     What has probability 0 is none of them. Of equals, first comes the better beam, then the lower
-    id: `where` lists them so, and the sort is stable.
+    id: `_best_of_each` lists them so, and the sort is stable.
     """
-    least = log_probs.topk(min(width, log_probs.shape[1]), dim=1).values[:, -1:]
-    beams, ids = torch.where((log_probs >= least) & (log_probs > -math.inf))
-    sums = totals[beams.cpu()] + log_probs[beams, ids].cpu().double()
+    beams, ids = _best_of_each(log_probs, width)
+    said, beams, ids = log_probs[beams, ids].cpu().double(), beams.cpu(), ids.cpu()
+    said, beams, ids = (part[said > -math.inf] for part in (said, beams, ids))
+    sums = totals[beams] + said
     best = sums.argsort(descending=True, stable=True)[:width]
-    return sums[best], beams.cpu()[best], ids.cpu()[best]
+    return sums[best], beams[best], ids[best]
 
 # %% ../../nbs/transformer/27_decoding.ipynb #e2743323
 def _best_possible(total, length, max_len, length_penalty):
@@ -126,7 +145,7 @@ def _best_possible(total, length, max_len, length_penalty):
 
 # %% ../../nbs/transformer/27_decoding.ipynb #d8aa7504
 def _check_beam(beam_size, max_len, length_penalty):
-    _check_whole("beam_size", beam_size, 1)
+    check_sizes(beam_size=beam_size)
     number = isinstance(length_penalty, Real) and not isinstance(length_penalty, bool)
     if not number or not math.isfinite(length_penalty):
         raise ValueError(f"length_penalty ({length_penalty!r}) must be a finite number")
@@ -136,7 +155,7 @@ def _check_beam(beam_size, max_len, length_penalty):
         raise ValueError(f"length_penalty ({length_penalty}) is so large that max_len ({max_len}) "
                          "** length_penalty is no floating-point number") from None
 
-# %% ../../nbs/transformer/27_decoding.ipynb #1a191269
+# %% ../../nbs/transformer/27_decoding.ipynb #61cfc012
 def beam_search(step: Callable, bos: int, eos: int, beam_size: int, max_len: int,
                 length_penalty: float = 0.0) -> list[Hypothesis]:
     r"""The best sequences that a search with `beam_size` beginnings at a time finds.
@@ -180,7 +199,8 @@ def beam_search(step: Callable, bos: int, eos: int, beam_size: int, max_len: int
     """
     _check_search(step, bos, eos, max_len)
     _check_beam(beam_size, max_len, length_penalty)
-    length_penalty = float(length_penalty)  # numpy's would make scores of its own, shorter type
+    # numpy's numbers would keep to their own, shorter type: 2 * np.uint8(200) is 144
+    beam_size, length_penalty = int(beam_size), float(length_penalty)
     prefixes, kept = torch.tensor([[bos]], device="cpu"), []
     totals = torch.zeros(1, dtype=torch.float64, device="cpu")
     for length in range(1, max_len + 1):
@@ -200,7 +220,7 @@ def beam_search(step: Callable, bos: int, eos: int, beam_size: int, max_len: int
             break
     return kept
 
-# %% ../../nbs/transformer/27_decoding.ipynb #24ad1ba4
+# %% ../../nbs/transformer/27_decoding.ipynb #94d24886
 def _check_filters(temperature, top_k, top_p):
     for name, value in (("temperature", temperature), ("top_p", top_p)):
         number = isinstance(value, Real) and not isinstance(value, bool)
@@ -209,15 +229,13 @@ def _check_filters(temperature, top_k, top_p):
     if temperature < 0:
         raise ValueError(f"temperature ({temperature}) must be 0, which is argmax, or more")
     if top_k is not None:
-        _check_whole("top_k", top_k, 1)
+        check_sizes(top_k=top_k)
     if top_p is not None and not 0 < top_p <= 1:
         raise ValueError(f"top_p ({top_p}) must be above 0 and at most 1")
 
 
 def _check_log_probs(log_probs):
-    if not isinstance(log_probs, Tensor) or not log_probs.is_floating_point():
-        kind = log_probs.dtype if isinstance(log_probs, Tensor) else type(log_probs).__name__
-        raise TypeError(f"log_probs must be a tensor of floating-point numbers, not {kind}")
+    _check_floats("log_probs must be", log_probs)
     if log_probs.shape[-1:] in ((), (0,)):
         raise ValueError("log_probs must have shape (..., vocab) with at least one id, "
                          f"not {tuple(log_probs.shape)}")

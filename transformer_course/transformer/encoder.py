@@ -74,7 +74,7 @@ class EncoderLayer(nn.Module):
         """
         return self.feed_forward(self.attention(x, mask=mask, bias=bias, cache=cache))
 
-# %% ../../nbs/transformer/23_encoder.ipynb #70cf83f7
+# %% ../../nbs/transformer/23_encoder.ipynb #38b82990
 class Encoder(nn.Module):
     """Layers one after the other, each of which reads what the one before wrote.
 
@@ -122,8 +122,8 @@ class Encoder(nn.Module):
             The same shape.
 
         Raises:
-            ValueError: another number of caches than of layers, one cache for two layers, or as
-                the parts raise it.
+            ValueError: another number of caches than of layers, one cache for two layers, caches
+                of different lengths, or as the parts raise it.
             TypeError: `cache` holds something else than caches, or as the parts raise it.
         """
         for layer, kept in zip(self.layers, caches_of(cache, self.layers)):

@@ -3,16 +3,16 @@
 # %% auto #0
 __all__ = ['ACTIVATIONS', 'FeedForward', 'GatedFeedForward', 'SwiGLU']
 
-# %% ../../nbs/transformer/21_feed_forward.ipynb #3ebf6867
+# %% ../../nbs/transformer/21_feed_forward.ipynb #5739e950
 from functools import partial
-from numbers import Real
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..recurrent._stack import check_dtype, check_sizes
+from ..attention._projections import is_plain
+from ..toolbox._arguments import check_below, check_dtype, check_flags, check_sizes
 
 # %% ../../nbs/transformer/21_feed_forward.ipynb #85d56538
 #: The activation functions that a feed-forward network can have. The keys are their names.
@@ -25,11 +25,8 @@ def _check_arguments(d_model, d_ff, activation, bias, dropout):
     check_sizes(d_model=d_model, d_ff=d_ff)
     if not isinstance(activation, str) or activation not in ACTIVATIONS:
         raise ValueError(f"activation ({activation!r}) must be one of {', '.join(ACTIVATIONS)}")
-    if not isinstance(bias, bool):
-        raise TypeError(f"bias ({bias!r}) must be True or False")
-    number = isinstance(dropout, Real) and not isinstance(dropout, bool)
-    if not number or not 0 <= dropout < 1:
-        raise ValueError(f"dropout ({dropout!r}) must be a number from 0 up to 1, 1 excluded")
+    check_flags(bias=bias)
+    check_below(1, dropout=dropout)
 
 
 def _check_input(x, weight):
@@ -42,6 +39,18 @@ def _check_input(x, weight):
     if x.dtype != weight.dtype and x.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         raise ValueError(f"x has dtype {x.dtype}, but the weights have {weight.dtype}")
     check_dtype("x", x, weight)        # and autocast takes the three that were let through
+
+# %% ../../nbs/transformer/21_feed_forward.ipynb #f7c4342d
+def _activated(network, x):
+    """The inner numbers after the activation.
+
+    Without gradients ReLU writes its result over them, which spares a second tensor of their size:
+    they are the layer's own, and nothing else reads them unless the layer is watched or replaced.
+    """
+    inner = network.up(x)
+    if network.activation is F.relu and is_plain(network.up) and not torch.is_grad_enabled():
+        return inner.relu_()
+    return network.activation(inner)
 
 # %% ../../nbs/transformer/21_feed_forward.ipynb #03fabd1c
 class FeedForward(nn.Module):
@@ -93,7 +102,7 @@ class FeedForward(nn.Module):
             TypeError: `x` is no tensor.
         """
         _check_input(x, self.up.weight)
-        return self.down(self.dropout(self.activation(self.up(x))))
+        return self.down(self.dropout(_activated(self, x)))
 
 # %% ../../nbs/transformer/21_feed_forward.ipynb #7760d1fc
 class GatedFeedForward(nn.Module):

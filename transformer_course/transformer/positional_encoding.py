@@ -5,21 +5,15 @@ __all__ = ['sinusoidal_encoding', 'SinusoidalPositionalEncoding', 'shift_matrix'
 
 # %% ../../nbs/transformer/20_positional_encoding.ipynb #2ec30880
 import math
-from numbers import Integral, Real
+from numbers import Real
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ..toolbox._arguments import check_below, check_sizes
+
 # %% ../../nbs/transformer/20_positional_encoding.ipynb #74948db5
-def _check_whole(least, **numbers):
-    """An error when one of them is no whole number from `least` up."""
-    for name, number in numbers.items():
-        whole = isinstance(number, Integral) and not isinstance(number, bool)
-        if not whole or number < least:
-            raise ValueError(f"{name} ({number!r}) must be a whole number from {least} up")
-
-
 def _rates(d_model):
     """By what angle each hand turns at a step, fastest first; float64, on the CPU."""
     pair = torch.arange(0, d_model, 2, dtype=torch.float64, device="cpu")
@@ -60,8 +54,8 @@ def sinusoidal_encoding(length: int, d_model: int, dtype: torch.dtype = torch.fl
         >>> [[round(x, 2) for x in row] for row in sinusoidal_encoding(2, 4).tolist()]
         [[0.0, 1.0, 0.0, 1.0], [0.84, 0.54, 0.01, 1.0]]
     """
-    _check_whole(0, length=length)
-    _check_whole(1, d_model=d_model)
+    check_sizes(0, length=length)
+    check_sizes(1, d_model=d_model)
     angle = torch.arange(length, dtype=torch.float64, device="cpu")[:, None] * _rates(d_model)
     table = angle.new_empty(length, d_model)
     table[:, 0::2] = angle.sin()
@@ -94,10 +88,8 @@ class SinusoidalPositionalEncoding(nn.Module):
 
     def __init__(self, d_model: int, max_len: int = 5000, dropout: float = 0.0):
         super().__init__()
-        _check_whole(1, d_model=d_model, max_len=max_len)
-        number = isinstance(dropout, Real) and not isinstance(dropout, bool)
-        if not number or not 0 <= dropout < 1:
-            raise ValueError(f"dropout ({dropout!r}) must be a number from 0 to below 1")
+        check_sizes(1, d_model=d_model, max_len=max_len)
+        check_below(1, dropout=dropout)
         self.dropout = nn.Dropout(dropout)
         self.register_buffer("table", sinusoidal_encoding(max_len, d_model), persistent=False)
 
@@ -118,7 +110,7 @@ class SinusoidalPositionalEncoding(nn.Module):
         """
         max_len, d_model = self.table.shape
         _check_tokens(x, d_model)
-        _check_whole(0, start=start)
+        check_sizes(0, start=start)
         end = start + x.shape[1]
         if end > max_len:
             raise ValueError(f"x needs {end} positions (start {start}, length {x.shape[1]}), "
@@ -180,7 +172,7 @@ def shift_matrix(offset: float, d_model: int, dtype: torch.dtype = torch.float64
         >>> torch.allclose(shift_matrix(3, 6) @ table[5], table[8])
         True
     """
-    _check_whole(1, d_model=d_model)
+    check_sizes(1, d_model=d_model)
     if d_model % 2:
         raise ValueError(f"d_model ({d_model}) must be even: in an odd one the last sine has no "
                          "cosine beside it, and no matrix moves a sine alone")

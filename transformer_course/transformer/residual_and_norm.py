@@ -6,7 +6,6 @@ __all__ = ['LayerNorm', 'Residual']
 # %% ../../nbs/transformer/22_residual_and_norm.ipynb #bb926aca
 import math
 from collections.abc import Callable
-from numbers import Real
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..recurrent._stack import check_sizes
+from ..toolbox._arguments import check_below, check_flags, check_sizes
 
 # %% ../../nbs/transformer/22_residual_and_norm.ipynb #ad8e3335
 def _check_features(x, weight):
@@ -27,18 +26,6 @@ def _check_features(x, weight):
     half = x.dtype in (torch.float16, torch.bfloat16) and weight.dtype == torch.float32
     if x.dtype != weight.dtype and not half:
         raise ValueError(f"x is {x.dtype}, but the weights are {weight.dtype}: convert one of them")
-
-
-def _check_number(name, value, below):
-    """Refuse what is no number from 0 to below `below`."""
-    number = isinstance(value, Real) and not isinstance(value, bool)
-    if not number or not 0 <= value < below:
-        raise ValueError(f"{name} ({value!r}) must be a number from 0 to below {below}")
-
-
-def _check_flag(name, value):
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} ({value!r}) must be True or False")
 
 # %% ../../nbs/transformer/22_residual_and_norm.ipynb #b1aef174
 class LayerNorm(nn.Module):
@@ -71,8 +58,8 @@ class LayerNorm(nn.Module):
     def __init__(self, d_model: int, eps: float = 1e-5, bias: bool = True):
         super().__init__()
         check_sizes(d_model=d_model)
-        _check_number("eps", eps, math.inf)
-        _check_flag("bias", bias)
+        check_below(math.inf, eps=eps)
+        check_flags(bias=bias)
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(d_model))
         self.bias = nn.Parameter(torch.zeros(d_model)) if bias else None
@@ -104,7 +91,7 @@ class LayerNorm(nn.Module):
         """
         return f"{len(self.weight)}, eps={self.eps}, bias={self.bias is not None}"
 
-# %% ../../nbs/transformer/22_residual_and_norm.ipynb #21a8223b
+# %% ../../nbs/transformer/22_residual_and_norm.ipynb #7ea53299
 def _check_parts(sublayer, norm):
     """Refuse a class, what cannot be called, and a norm that is no module."""
     if not callable(sublayer) or isinstance(sublayer, type):
@@ -123,7 +110,7 @@ def _check_change(change, x):
         raise ValueError(f"sublayer gives shape {tuple(change.shape)}, but x has "
                          f"{tuple(x.shape)}: only equal shapes are added")
     same = torch.promote_types(change.dtype, x.dtype) == x.dtype
-    if not same and not torch.is_autocast_enabled(x.device.type):
+    if not same and (x.is_meta or not torch.is_autocast_enabled(x.device.type)):
         raise ValueError(f"sublayer gives {change.dtype}, but x is {x.dtype}, whose dtype the sum "
                          "must keep")
 
@@ -162,8 +149,8 @@ class Residual(nn.Module):
                  dropout: float = 0.0):
         super().__init__()
         _check_parts(sublayer, norm)
-        _check_flag("pre_norm", pre_norm)
-        _check_number("dropout", dropout, 1)
+        check_flags(pre_norm=pre_norm)
+        check_below(1, dropout=dropout)
         self.sublayer, self.norm, self.pre_norm = sublayer, norm, pre_norm
         self.dropout = nn.Dropout(dropout)
 

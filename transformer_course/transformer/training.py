@@ -13,6 +13,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..toolbox._arguments import check_below, check_flags, check_sizes
+
 # %% ../../nbs/transformer/26_training.ipynb #ebc1dfcd
 def cross_entropy(logits: Float[Tensor, "*places vocab"], targets: Int[Tensor, "*places"],
                   label_smoothing: float = 0.0, ignore_index: int = -100) -> Float[Tensor, ""]:
@@ -34,7 +36,8 @@ def cross_entropy(logits: Float[Tensor, "*places vocab"], targets: Int[Tensor, "
         The mean, a scalar.
 
     Raises:
-        ValueError: shapes that do not fit, a target that is no token, or a wrong smoothing.
+        ValueError: shapes that do not fit, a target that is no token, a wrong smoothing, or an
+            `ignore_index` that is no whole number.
         TypeError: targets that are no whole numbers, logits that are no floats.
 
     Source:
@@ -45,7 +48,12 @@ def cross_entropy(logits: Float[Tensor, "*places vocab"], targets: Int[Tensor, "
         >>> round(loss.item(), 4) == round(math.log(5), 4)
         True
     """
-    _check_share("label_smoothing", label_smoothing)
+    label_smoothing = _share("label_smoothing", label_smoothing)
+    if isinstance(ignore_index, bool) or not isinstance(ignore_index, Integral):
+        raise ValueError(f"ignore_index ({ignore_index!r}) must be a whole number")
+    targets = _whole(targets)
+    if not isinstance(logits, Tensor):
+        raise TypeError(f"logits must be a tensor, not {type(logits).__name__}")
     if not logits.is_floating_point():
         raise TypeError(f"logits must be floating-point numbers, not {logits.dtype}")
     if logits.dim() == 0 or logits.shape[:-1] != targets.shape:
@@ -55,27 +63,37 @@ def cross_entropy(logits: Float[Tensor, "*places vocab"], targets: Int[Tensor, "
     logits, targets = logits[kept], targets[kept]  # from here on the others do not exist
     _check_tokens(targets, logits.shape[-1])
     log_p = F.log_softmax(logits, -1, dtype=torch.promote_types(logits.dtype, torch.float32))
-    losses = -log_p.gather(-1, targets.long()[:, None])[:, 0]
+    losses = -log_p.gather(-1, targets[:, None])[:, 0]
     if label_smoothing:
         losses = (1 - label_smoothing) * losses - label_smoothing * log_p.mean(dim=-1)
     return losses.sum() / max(len(losses), 1)
 
 # %% ../../nbs/transformer/26_training.ipynb #55825329
-def _check_tokens(targets, num_classes):
-    """Refuse targets that are no tokens."""
+def _whole(targets):
+    """Targets in int64: in uint8, 156 equals -100."""
+    if not isinstance(targets, Tensor):
+        raise TypeError(f"targets must be a tensor, not {type(targets).__name__}")
     if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
         raise TypeError(f"targets must be whole numbers, not {targets.dtype}")
+    if targets.is_meta:
+        raise TypeError("targets must hold numbers, but on the meta device there are none")
+    return targets.long()
+
+
+def _check_tokens(targets, num_classes):
+    """Refuse targets that are no tokens."""
     wrong = targets[(targets < 0) | (targets >= num_classes)]
     if len(wrong):
         raise ValueError(f"targets holds {wrong[0].item()}, which is no token: with {num_classes} "
                          f"of them, tokens are 0 to {num_classes - 1}")
 
 
-def _check_share(name, value):
-    """Refuse what is no number from 0 to 1."""
+def _share(name, value):
+    """The value as a float, if it is a number from 0 to 1."""
     is_number = isinstance(value, Real) and not isinstance(value, bool)
     if not is_number or not 0 <= value <= 1:
         raise ValueError(f"{name} ({value!r}) must be a number from 0 to 1")
+    return float(value)
 
 # %% ../../nbs/transformer/26_training.ipynb #12690d2e
 def smooth_labels(targets: Int[Tensor, "*places"], num_classes: int, epsilon: float,
@@ -96,7 +114,7 @@ def smooth_labels(targets: Int[Tensor, "*places"], num_classes: int, epsilon: fl
 
     Raises:
         ValueError: a target that is no class, or a number out of range.
-        TypeError: targets that are no whole numbers.
+        TypeError: targets that are no whole numbers, or a switch that is neither on nor off.
 
     Source:
         Szegedy et al. (2016), "Rethinking the Inception Architecture", section 7; `others_only` as
@@ -106,15 +124,14 @@ def smooth_labels(targets: Int[Tensor, "*places"], num_classes: int, epsilon: fl
         >>> [round(q, 6) for q in smooth_labels(torch.tensor(2), 5, 0.1).tolist()]
         [0.02, 0.02, 0.92, 0.02, 0.02]
     """
-    whole = isinstance(num_classes, Integral) and not isinstance(num_classes, bool)
-    if not whole or num_classes < 2:
-        raise ValueError(f"num_classes ({num_classes!r}) must be a whole number from 2 up")
-    _check_share("epsilon", epsilon)
-    _check_tokens(targets.flatten(), num_classes)
+    check_sizes(2, num_classes=num_classes)
+    check_flags(others_only=others_only)
+    epsilon, targets = _share("epsilon", epsilon), _whole(targets)
+    _check_tokens(targets, num_classes)
     rest = epsilon / (num_classes - 1 if others_only else num_classes)
     smooth = torch.full((*targets.shape, num_classes), rest, device=targets.device)
     right = 1 - (num_classes - 1) * rest
-    return smooth.scatter(-1, targets.long()[..., None], right)
+    return smooth.scatter(-1, targets[..., None], right)
 
 # %% ../../nbs/transformer/26_training.ipynb #f12ededa
 def noam_schedule(d_model: int, warmup_steps: int = 4000,
@@ -135,7 +152,7 @@ def noam_schedule(d_model: int, warmup_steps: int = 4000,
 
     Raises:
         ValueError: a size that is no whole number from 1 up, a negative factor, and, from the
-            function, a step before 1.
+            function, a step that is no whole number from 1 up.
 
     Source:
         Vaswani et al. (2017), "Attention Is All You Need", section 5.3, equation 3.
@@ -145,14 +162,11 @@ def noam_schedule(d_model: int, warmup_steps: int = 4000,
         >>> [f"{rate(step):.2e}" for step in (1, 2000, 4000, 16000)]
         ['1.75e-07', '3.49e-04', '6.99e-04', '3.49e-04']
     """
-    for name, size in (("d_model", d_model), ("warmup_steps", warmup_steps)):
-        if not isinstance(size, Integral) or isinstance(size, bool) or size < 1:
-            raise ValueError(f"{name} ({size!r}) must be a whole number from 1 up")
-    if not isinstance(factor, Real) or isinstance(factor, bool) or not 0 <= factor < math.inf:
-        raise ValueError(f"factor ({factor!r}) must be a number from 0 up")
+    check_sizes(d_model=d_model, warmup_steps=warmup_steps)
+    check_below(math.inf, factor=factor)
+    factor = float(factor)  # with numpy's half precision, rates would be as coarse as that
 
     def rate(step):
-        if step < 1:
-            raise ValueError(f"step ({step}) must be counted from 1")
+        check_sizes(step=step)
         return factor * d_model ** -0.5 * min(step ** -0.5, step * warmup_steps ** -1.5)
     return rate

@@ -3,11 +3,10 @@
 # %% auto #0
 __all__ = ['TokenEmbedding', 'shift_right', 'TransformerConfig', 'Transformer']
 
-# %% ../../nbs/transformer/25_transformer.ipynb #31f62a05
+# %% ../../nbs/transformer/25_transformer.ipynb #38dcb68d
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Integral, Real
+from numbers import Integral
 from pathlib import Path
 
 import torch
@@ -17,27 +16,31 @@ from torch.nn import functional as F
 
 from ..attention.masks import key_mask
 from ..attention.multi_head_attention import MultiHeadAttention, xavier_init
+from ..toolbox._arguments import check_below, check_dtype, check_flags, check_sizes
 from ..toolbox.checkpoints import (CONFIG, CheckpointError, load_checkpoint,
                                                     load_into, save_pretrained)
+from ._stack import caches_of
 from .decoder import Decoder, DecoderLayer
 from .encoder import Encoder, EncoderLayer
 from .feed_forward import FeedForward
 from .positional_encoding import SinusoidalPositionalEncoding
 from .residual_and_norm import LayerNorm
 
-# %% ../../nbs/transformer/25_transformer.ipynb #d06e8deb
-def _check_ids(name, ids, vocab_size):
-    """Refuse what holds no ids of this vocabulary; the meta device has no values to see."""
+# %% ../../nbs/transformer/25_transformer.ipynb #d912de28
+def _check_ids(name, ids, table):
+    """Refuse what holds no ids of this table's rows; the meta device has no values to see."""
     if not isinstance(ids, Tensor) or ids.dtype != torch.int64:
         kind = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
         raise TypeError(f"{name} must be a tensor of int64, not {kind}")
+    if ids.device != table.device:
+        raise ValueError(f"{name} is on {ids.device}, but the weights are on {table.device}")
     if ids.numel() and not ids.is_meta:
         low, high = (int(end) for end in ids.aminmax())
-        if low < 0 or high >= vocab_size:
-            raise ValueError(f"{name} must hold ids from 0 to {vocab_size - 1}, "
+        if low < 0 or high >= len(table):
+            raise ValueError(f"{name} must hold ids from 0 to {len(table) - 1}, "
                              f"but holds {low if low < 0 else high}")
 
-# %% ../../nbs/transformer/25_transformer.ipynb #32035fd0
+# %% ../../nbs/transformer/25_transformer.ipynb #647ca9fb
 class TokenEmbedding(nn.Module):
     r"""One learned vector for each token, and scores for all tokens from the same table.
 
@@ -64,7 +67,7 @@ class TokenEmbedding(nn.Module):
 
     def __init__(self, vocab_size: int, d_model: int):
         super().__init__()
-        _check_sizes(vocab_size=vocab_size, d_model=d_model)
+        check_sizes(vocab_size=vocab_size, d_model=d_model)
         self.weight = nn.Parameter(torch.randn(vocab_size, d_model) * d_model ** -0.5)
 
     def forward(self, ids: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape d_model"]:
@@ -78,9 +81,9 @@ class TokenEmbedding(nn.Module):
 
         Raises:
             TypeError: `ids` is no tensor of int64.
-            ValueError: an id is out of range.
+            ValueError: an id is out of range, or `ids` is on another device than the table.
         """
-        _check_ids("ids", ids, len(self.weight))
+        _check_ids("ids", ids, self.weight)
         return F.embedding(ids, self.weight) * self.weight.shape[1] ** 0.5
 
     def logits(self, x: Float[Tensor, "*shape d_model"]) -> Float[Tensor, "*shape vocab"]:
@@ -101,16 +104,8 @@ class TokenEmbedding(nn.Module):
         if x.shape[-1:] != self.weight.shape[1:]:
             raise ValueError(f"x must have vectors of width {self.weight.shape[1]}, "
                              f"not shape {tuple(x.shape)}")
-        if x.dtype != self.weight.dtype and not torch.is_autocast_enabled(x.device.type):
-            raise ValueError(f"x has dtype {x.dtype}, but the table has {self.weight.dtype}")
+        check_dtype("x", x, self.weight)
         return F.linear(x, self.weight)
-
-# %% ../../nbs/transformer/25_transformer.ipynb #05294be2
-def _check_sizes(**sizes):
-    """Refuse a size that is no whole number from 1 up."""
-    for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, Integral) or size < 1:
-            raise ValueError(f"{name} ({size!r}) must be a whole number, 1 or more")
 
 # %% ../../nbs/transformer/25_transformer.ipynb #4c9e8fc0
 def shift_right(target: Int[Tensor, "batch length"], bos: int) -> Int[Tensor, "batch length"]:
@@ -146,7 +141,7 @@ def shift_right(target: Int[Tensor, "batch length"], bos: int) -> Int[Tensor, "b
         raise ValueError(f"bos ({bos}) must be an id, 0 or more")
     return torch.cat([target.new_full((len(target), 1), bos), target[:, :-1]], dim=1)
 
-# %% ../../nbs/transformer/25_transformer.ipynb #79eb8a32
+# %% ../../nbs/transformer/25_transformer.ipynb #d4a11534
 @dataclass(frozen=True)
 class TransformerConfig:
     """The sizes of a `Transformer`, and the two choices that change its structure.
@@ -195,20 +190,18 @@ class TransformerConfig:
 
     def __post_init__(self):
         sizes = dict(vars(self))
-        dropout, *flags = (sizes.pop(n) for n in ("dropout", "pre_norm", "tie_embeddings"))
-        _check_sizes(**sizes)
+        for name in ("dropout", "pre_norm", "tie_embeddings"):
+            del sizes[name]
+        check_sizes(**sizes)
         if self.d_model % self.num_heads:
             raise ValueError(f"num_heads ({self.num_heads}) must divide d_model ({self.d_model})")
-        if isinstance(dropout, bool) or not isinstance(dropout, Real) or not 0 <= dropout < 1:
-            raise ValueError(f"dropout ({dropout!r}) must be at least 0 and less than 1")
-        for name, flag in zip(("pre_norm", "tie_embeddings"), flags):
-            if not isinstance(flag, bool):
-                raise TypeError(f"{name} ({flag!r}) must be True or False")
+        check_below(1, dropout=self.dropout)
+        check_flags(pre_norm=self.pre_norm, tie_embeddings=self.tie_embeddings)
         if self.tie_embeddings and self.source_vocab_size != self.target_vocab_size:
             raise ValueError(f"tie_embeddings needs one vocabulary, but source_vocab_size is "
                              f"{self.source_vocab_size} and target_vocab_size "
                              f"{self.target_vocab_size}")
-        plain = {name: int(size) for name, size in sizes.items()} | {"dropout": float(dropout)}
+        plain = {name: int(size) for name, size in sizes.items()} | {"dropout": float(self.dropout)}
         for name, number in plain.items():   # numpy's numbers would not go into a JSON file
             object.__setattr__(self, name, number)
 
@@ -236,7 +229,7 @@ class TransformerConfig:
         """
         return cls(vocab_size, vocab_size, 1024, 16, 4096, dropout=0.3, tie_embeddings=True)
 
-# %% ../../nbs/transformer/25_transformer.ipynb #a0f7d5f4
+# %% ../../nbs/transformer/25_transformer.ipynb #0df3e794
 def _factories(config, given):
     """A function that makes it for each part: the one given, or one that makes the paper's."""
     c = config
@@ -249,13 +242,23 @@ def _factories(config, given):
         if isinstance(factory, nn.Module) or not callable(factory):
             raise TypeError(f"{name} must be a function without arguments that makes a module, "
                             f"not {type(factory).__name__}")
-        factories[name] = factory
+        factories[name] = _checked(name, factory)
     return factories.values()
 
-# %% ../../nbs/transformer/25_transformer.ipynb #304d69ae
-def _check_batch(name, ids, vocab_size, max_len, held=0):
+
+def _checked(name, factory):
+    """The same function, which refuses to make anything but a module."""
+    def make():
+        part = factory()
+        if not isinstance(part, nn.Module):
+            raise TypeError(f"{name} must make a module, not {type(part).__name__}")
+        return part
+    return make
+
+# %% ../../nbs/transformer/25_transformer.ipynb #e31b98c5
+def _check_batch(name, ids, table, max_len, held=0):
     """Refuse what is no batch of sequences of ids, or reaches beyond the longest sequence."""
-    _check_ids(name, ids, vocab_size)
+    _check_ids(name, ids, table)
     if ids.dim() != 2 or 0 in ids.shape:
         raise ValueError(f"{name} must have shape (batch, length), with at least one sequence and "
                          f"one token, not {tuple(ids.shape)}")
@@ -275,7 +278,7 @@ def _keys(name, mask, shape):
         raise ValueError(f"{name} must hold only 0 and 1, where 1 is a real token")
     return key_mask(mask)
 
-# %% ../../nbs/transformer/25_transformer.ipynb #8397dac2
+# %% ../../nbs/transformer/25_transformer.ipynb #8ea3c02c
 def _check_context(context, batch):
     """Refuse what is no output of an encoder for as many sequences."""
     if not isinstance(context, Tensor) or context.dim() != 3:
@@ -285,21 +288,7 @@ def _check_context(context, batch):
     if batch != len(context):
         raise ValueError(f"target has {batch} sequences, but source has {len(context)}")
 
-
-def _held(cache, num_layers):
-    """How many tokens the caches of all layers hold; 0 without any."""
-    if cache is None:
-        return 0
-    if not isinstance(cache, Sequence):
-        raise TypeError(f"cache must be a list of caches, one for each decoder layer, "
-                        f"not {type(cache).__name__}")
-    lengths = [getattr(part, "length", None) for part in cache]
-    if len(lengths) != num_layers or len(set(lengths)) > 1 or None in lengths:
-        raise ValueError(f"cache must hold {num_layers} caches, one for each decoder layer, that "
-                         f"are equally long, but their lengths are {lengths}")
-    return lengths[0]
-
-# %% ../../nbs/transformer/25_transformer.ipynb #de8fe4a4
+# %% ../../nbs/transformer/25_transformer.ipynb #bb5933a6
 class Transformer(nn.Module):
     r"""The model of 2017: ids of two sequences in, scores for the second one's next tokens out.
 
@@ -318,7 +307,8 @@ class Transformer(nn.Module):
             `start` cached ones, `position(x, start)`; None makes `SinusoidalPositionalEncoding`.
 
     Raises:
-        TypeError: `config` is no `TransformerConfig`, or a part is given that is no function.
+        TypeError: `config` is no `TransformerConfig`, or a part is given that is no function, or
+            makes no module.
 
     Source:
         Vaswani et al. (2017), "Attention Is All You Need", figure 1.
@@ -369,10 +359,10 @@ class Transformer(nn.Module):
 
         Raises:
             TypeError: `source` is not of int64, or the mask neither of bool nor of whole numbers.
-            ValueError: an id out of range, no sequence, no token, too many, or a mask that does
-                not fit.
+            ValueError: an id out of range, no sequence, no token, too many, another device than
+                the model's, or a mask that does not fit.
         """
-        _check_batch("source", source, self.config.source_vocab_size, self.config.max_len)
+        _check_batch("source", source, self.source_embedding.weight, self.config.max_len)
         mask = _keys("source_mask", source_mask, source.shape)
         return self.encoder(self.source_position(self.source_embedding(source)), mask)
 
@@ -398,12 +388,13 @@ class Transformer(nn.Module):
 
         Raises:
             TypeError: `target` is not of int64, a mask neither of bool nor of whole numbers,
-                `context` no tensor of vectors, or `cache` no sequence.
+                `context` no tensor of vectors, or `cache` no sequence of caches.
             ValueError: as in `encode`, or target and context differ in the size of the batch, or
                 there is not one cache for each layer, all equally long.
         """
-        c, held = self.config, _held(cache, len(self.decoder.layers))
-        _check_batch("target", target, c.target_vocab_size, c.max_len, held)
+        held = 0 if cache is None else caches_of(cache, self.decoder.layers)[0].length
+        table, max_len = self.target_embedding.weight, self.config.max_len
+        _check_batch("target", target, table, max_len, held)
         _check_context(context, len(target))
         mask = _keys("target_mask", target_mask, (len(target), held + target.shape[1]))
         context_mask = _keys("source_mask", source_mask, context.shape[:2])
