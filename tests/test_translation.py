@@ -938,7 +938,8 @@ def train(**change):
 
 
 @pytest.mark.parametrize("change, error, says", [
-    ({"pairs": []}, ValueError, "pairs is empty"), ({"pairs": None}, TypeError, "NoneType"), ({"pairs": 3}, TypeError, "int"),
+    ({"pairs": []}, ValueError, "pairs is empty"), ({"pairs": None}, TypeError, "pairs must be pairs of texts, not NoneType"), ({"pairs": 3}, TypeError, "pairs must be pairs of texts, not int"),
+    ({"build": None}, TypeError, "build must make a model"),
     ({"pairs": "ab"}, TypeError, r"pairs\[0\] must be \(source, target\), not 'a'"),
     ({"pairs": [("a", "b"), "cd"]}, TypeError, r"pairs\[1\]"), ({"pairs": [("a",)]}, TypeError, r"pairs\[0\]"),
     ({"pairs": [("a", 3)]}, TypeError, r"target of pairs\[0\] must be a text, not int"),
@@ -973,7 +974,7 @@ def test_wrong_input_to_training(unchecked, change, error, says):
 
 
 @pytest.mark.parametrize("change, error, says", [
-    ({"text": ""}, ValueError, r"text\[0\] is empty"), ({"text": " \n"}, ValueError, r"text\[0\] is empty"),
+    ({"text": ""}, ValueError, "^text is empty"), ({"text": " \n"}, ValueError, "^text is empty"),
     ({"text": ["a", ""]}, ValueError, r"text\[1\] is empty"), ({"text": 3}, TypeError, "int"), ({"text": None}, TypeError, "NoneType"),
     ({"text": ["a", 3]}, TypeError, r"text\[1\] must be a text, not int"), ({"text": b"a"}, TypeError, r"text\[0\] must be a text"),
     ({"text": ["a", ["b"]]}, TypeError, r"text\[1\] must be a text, not list"), ({"text": "\ud800"}, ValueError, "surrogate"),
@@ -989,8 +990,8 @@ def test_wrong_input_to_translate(unchecked, tiny, change, error, says):
 
 
 @pytest.mark.parametrize("source, target, error, says", [
-    ("", "un", ValueError, r"source\[0\] is empty"), ("a", " ", ValueError, r"target\[0\] is empty"), (3, "un", TypeError, r"source\[0\] must be a text, not int"),
-    (None, "un", TypeError, r"source\[0\]"), ("a", 3, TypeError, r"target\[0\]"), (["a"], "un", TypeError, r"source\[0\]"),
+    ("", "un", ValueError, r"source is empty"), ("a", " ", ValueError, r"target is empty"), (3, "un", TypeError, r"source must be a text, not int"),
+    (None, "un", TypeError, r"source"), ("a", 3, TypeError, r"target"), (["a"], "un", TypeError, r"source"),
     ("a" * 70, "un", ValueError, "max_len is 64"), ("a", "u" * 70, ValueError, "max_len is 64"), ("a", "\ud800", ValueError, "surrogate")])
 def test_wrong_input_to_cross_attention(unchecked, tiny, source, target, error, says):
     with pytest.raises(error, match=says):
@@ -1002,6 +1003,9 @@ def test_wrong_input_to_the_translator(unchecked, tiny):
         Translator(nn.Linear(2, 2), tiny.tokenizer)
     with pytest.raises(TypeError, match="model must be a Transformer, not NoneType"):
         Translator(None, tiny.tokenizer)
+    for wrong in (None, "x"):
+        with pytest.raises(TypeError, match="tokenizer must have encode, decode and vocab_size"):
+            Translator(tiny.model, wrong)
     for sizes in ((tiny.tokenizer.vocab_size,) * 2, (tiny.eos + 1, tiny.eos + 2), (tiny.eos + 2,) * 2):
         with pytest.raises(ValueError, match="PAD, BOS and EOS make three more"):
             Translator(Transformer(TransformerConfig(*sizes, 8, 2, 8, 1, 1)), tiny.tokenizer)

@@ -23,8 +23,8 @@ from ..toolbox._arguments import check_below, check_sizes
 from ..toolbox.checkpoints import CheckpointError
 from ..toolbox.runtime import default_device
 from ..toolbox.training_loop import History, fit
-from ._translation_data import (SubwordBatches, pair_rows, padded,
-                                                              text_list)
+from ._translation_data import (SubwordBatches, one_text, pair_rows,
+                                                              padded, text_list)
 from .decoding import beam_search
 from .training import cross_entropy
 from .transformer import Transformer, TransformerConfig
@@ -117,7 +117,7 @@ class Translator:
         tokenizer: with `encode`, `decode` and `vocab_size`, for both languages.
 
     Raises:
-        TypeError: `model` is no `Transformer`.
+        TypeError: `model` is no `Transformer`, or `tokenizer` no tokenizer.
         ValueError: a vocabulary of the model has another size.
 
     Source:
@@ -133,6 +133,9 @@ class Translator:
     def __init__(self, model: Transformer, tokenizer: BPETokenizer):
         if not isinstance(model, Transformer):
             raise TypeError(f"model must be a Transformer, not {type(model).__name__}")
+        if not isinstance(getattr(tokenizer, "vocab_size", None), int):
+            raise TypeError("tokenizer must have encode, decode and vocab_size, as a BPETokenizer "
+                            f"has, but is {type(tokenizer).__name__}")
         sizes = {model.config.source_vocab_size, model.config.target_vocab_size}
         if sizes != {tokenizer.vocab_size + 3}:
             raise ValueError(f"model has vocabularies of {sorted(sizes)} tokens, but tokenizer has "
@@ -160,7 +163,7 @@ class Translator:
             TypeError: what is given is no text.
             ValueError: a text is blank, or longer than the model's `max_len`.
         """
-        texts = text_list([text] if isinstance(text, str) else text, "text")
+        texts = text_list(text, "text")
         check_sizes(beam_size=beam_size, batch_size=batch_size)
         rows = [[*self.tokenizer.encode(one), self.eos] for one in texts]
         for i, row in enumerate(rows):
@@ -190,8 +193,8 @@ class Translator:
             TypeError: what is given is no text.
             ValueError: a text is blank, or longer than the model's `max_len`.
         """
-        target = self.translate(source) if target is None else target
-        texts = text_list([source], "source") + text_list([target], "target")
+        source = one_text(source, "source")
+        texts = source, one_text(self.translate(source) if target is None else target, "target")
         rows = pair_rows([texts], self.tokenizer, self.eos, self.model.config.max_len)
         device = next(self.model.parameters()).device
         batch = [part.to(device) for part in
@@ -257,6 +260,8 @@ def _loss(label_smoothing):
 
 def _texts_of(pairs):
     """Sources and targets, and nothing else of each pair."""
+    if not isinstance(pairs, Iterable):
+        raise TypeError(f"pairs must be pairs of texts, not {type(pairs).__name__}")
     pairs = list(pairs)
     if not pairs:
         raise ValueError("pairs is empty")
@@ -320,6 +325,8 @@ def train_translator(pairs: Iterable[Sequence[str]], *, vocab_size: int = 1600, 
     check_sizes(0, seed=seed)
     check_below(math.inf, learning_rate=learning_rate)
     check_below(1, label_smoothing=label_smoothing)
+    if not callable(build):
+        raise TypeError(f"build must make a model of a config, not {type(build).__name__}")
     schedule, pairs = _schedule(steps, warmup_steps), _texts_of(pairs)
     tokenizer = BPETokenizer.train([text for pair in pairs for text in pair], vocab_size)
     size = tokenizer.vocab_size + 3
