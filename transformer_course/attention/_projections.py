@@ -4,7 +4,7 @@
 __all__ = ['is_plain', 'project']
 
 # %% ../../nbs/attention/19_multi_head_attention.ipynb #fb93799b
-"""The linear layers of attention, together where that is faster."""
+"""The linear layers of attention, together where that can be faster."""
 import torch
 from torch import nn
 from torch.nn import functional as F
