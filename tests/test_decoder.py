@@ -288,3 +288,15 @@ def _parts():
 def test_wrong_input(unchecked, call, error, says):
     with pytest.raises(error, match=says):
         call()
+
+
+def test_keys_of_the_context_are_made_once():
+    decoder, x, context = randomized(ours(8, 2, 16, 2)).double().eval(), torch.randn(2, 4, 8).double(), torch.randn(2, 5, 8).double()
+    made, cache, of_context = [], [KeyValues(), KeyValues()], [KeyValues(), KeyValues()]
+    for layer in decoder.layers:
+        layer.cross_attention.sublayer.key.register_forward_hook(lambda *call: made.append(1))
+    pieces = [decoder(x[:, t:t + 1], context, cache=cache, context_cache=of_context) for t in range(4)]
+    assert len(made) == 2 and [kept.length for kept in of_context] == [5, 5]
+    assert (torch.cat(pieces, dim=1) - decoder(x, context)).abs().max() < 1e-12
+    with pytest.raises(ValueError, match="context_cache has 1 parts"):
+        decoder(x, context, context_cache=[KeyValues()])

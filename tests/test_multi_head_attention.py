@@ -449,6 +449,28 @@ def test_a_cache_may_give_fewer_keys():
     assert torch.allclose(pieces, ours(x, mask=near), atol=1e-12)
 
 
+def test_of_masks_and_biases_the_last_columns_count_where_a_cache_gives_fewer_keys():
+    torch.manual_seed(0)
+    ours, x, cache = MultiHeadAttention(12, 2).double(), randn(1, 6, 12), WindowCache()
+    hidden, bias = causal_mask(6) & (torch.arange(6) != 3), randn(2, 6, 6, seed=4)
+    pieces = [ours(x[:, t:t + 1], mask=hidden[t:t + 1, :t + 1], bias=bias[:, t:t + 1, :t + 1], cache=cache) for t in range(6)]
+    near = causal_mask(6) & ~causal_mask(6).roll(3, dims=0).tril(-3)
+    assert torch.allclose(torch.cat(pieces, dim=1), ours(x, mask=near & hidden, bias=bias), atol=1e-12)
+
+
+def test_keys_of_a_context_are_made_once():
+    torch.manual_seed(0)
+    ours, x, context, cache = MultiHeadAttention(12, 2).double(), randn(2, 4, 12), randn(2, 7, 12, seed=1), ListCache()
+    made = []
+    ours.key.register_forward_hook(lambda *call: made.append(1))
+    mask = torch.ones(2, 1, 1, 7, dtype=torch.bool).index_fill(3, torch.tensor([5]), False)
+    pieces = [ours(x[:, t:t + 1], context=context, mask=mask, cache=cache) for t in range(4)]
+    assert len(made) == 1 and cache.length == 7
+    assert torch.allclose(torch.cat(pieces, dim=1), ours(x, context=context, mask=mask), atol=1e-12)
+    with pytest.raises(ValueError, match="cache holds the keys of 7 positions, but context has 6"):
+        ours(x, context=context[:, :6], cache=cache)
+
+
 def test_rotation_depends_on_distance_and_stays_out_of_cross_attention():
     torch.manual_seed(0)
     calls = []
@@ -638,7 +660,7 @@ X = torch.zeros(2, 4, 6)
     (ValueError, "mask must have 2 or 4", {"mask": torch.ones(1, 1, 1, 4, 4, dtype=torch.bool)}),
     (TypeError, "bias must be a tensor of floating-point", {"bias": torch.ones(4, 4, dtype=torch.bool)}), (TypeError, "bias must be", {"bias": 1.0}),
     (ValueError, "bias must have .*broadcast", {"bias": torch.zeros(5, 4)}), (ValueError, "bias must have .*broadcast", {"bias": torch.zeros(3, 4, 4)}),
-    (TypeError, "cache must have a length", {"cache": []}), (ValueError, "cache keeps the keys of x", {"cache": ListCache(), "context": X}),
+    (TypeError, "cache must have a length", {"cache": []}), (ValueError, "mask must have .*broadcast", {"mask": torch.ones(4, 5, dtype=torch.bool), "cache": ListCache()}),
 ])
 def test_wrong_calls(unchecked, error, says, args):
     with pytest.raises(error, match=says):

@@ -458,3 +458,17 @@ def test_speed_of_the_table(unchecked, within):
         table = torch.zeros(5000, 512)
         table[:, 0::2], table[:, 1::2] = torch.sin(position * rate), torch.cos(position * rate)
     within("sinusoidal_encoding in float64 / made in float32", ratio(lambda: sinusoidal_encoding(5000, 512), in_float32), 6.0)
+
+
+def test_rows_that_begin_in_different_columns(unchecked):
+    encoding, x = SinusoidalPositionalEncoding(6, max_len=9), torch.randn(2, 4, 6)
+    positions = torch.tensor([[0, 0, 0, 1], [5, 6, 7, 8]])
+    mixed = encoding(x, start=positions)
+    assert torch.equal(mixed[1], encoding(x, start=5)[1]) and torch.equal(mixed[0, 2:], encoding(x[:, 2:])[0])
+    assert torch.equal(encoding(x, start=positions[1:]), encoding(x, start=5))
+    for wrong, error in ((positions + 1, "0 to 8, but holds 1 to 9"), (positions - 1, "holds -1 to 7"), (positions[:, :3], "shape of the tokens"),
+                         (positions[0], "shape of the tokens"), (torch.cat([positions] * 2), "shape of the tokens")):
+        with pytest.raises(ValueError, match=error):
+            encoding(x, start=wrong)
+    with pytest.raises(TypeError, match="start must hold positions in int64"):
+        encoding(x, start=positions.float())

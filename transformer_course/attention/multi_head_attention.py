@@ -93,13 +93,11 @@ def _check_sequence(name, x, d_model, weight):
 
 
 def _check_fits(name, tensor, shape, dimensions):
-    """Refuse what does not broadcast to `shape`, in which None stands for any size."""
-    fits = all(wanted is None or size in (1, wanted)
-               for size, wanted in zip(tensor.shape[::-1], shape[::-1]))
+    """Refuse what does not broadcast to `shape`."""
+    fits = all(size in (1, wanted) for size, wanted in zip(tensor.shape[::-1], shape[::-1]))
     if tensor.dim() not in dimensions or not fits:
-        wanted = ", ".join("k_len" if size is None else str(size) for size in shape)
         raise ValueError(f"{name} must have {' or '.join(map(str, dimensions))} dimensions and "
-                         f"broadcast to (batch, heads, q_len, k_len) = ({wanted}), "
+                         f"broadcast to (batch, heads, q_len, k_len) = {shape}, "
                          f"not shape {tuple(tensor.shape)}")
 
 # %% ../../nbs/attention/19_multi_head_attention.ipynb #5b73f4d2
@@ -157,7 +155,8 @@ class Cache(Protocol):
             value: likewise.
 
         Returns:
-            Keys and values of the old and the new positions, in order.
+            Keys and values of the old and the new positions, in order. A cache may have dropped the
+            oldest ones; `length` counts them all the same.
         """
 
 # %% ../../nbs/attention/19_multi_head_attention.ipynb #d9bdda24
@@ -173,10 +172,11 @@ def _check_call(attention, x, context, mask, bias, cache):
         if not isinstance(cache, Cache):
             raise TypeError("cache must have a length and a method update(key, value), "
                             f"which {type(cache).__name__} has not")
-        if context is not None:
-            raise ValueError("cache keeps the keys of x, but context was given too: "
-                             "leave one of them out")
-    k_len = (x if context is None else context).shape[1] if cache is None else None
+        if context is not None and cache.length not in (0, context.shape[1]):
+            raise ValueError(f"cache holds the keys of {cache.length} positions, but context has "
+                             f"{context.shape[1]}: each context needs a cache of its own")
+    held = cache.length if cache is not None and context is None else 0
+    k_len = held + (x if context is None else context).shape[1]
     shape = len(x), attention.num_heads, x.shape[1], k_len
     if mask is not None:
         _check_mask(mask, shape)
@@ -277,7 +277,8 @@ class MultiHeadAttention(nn.Module):
                  rotate: Callable[[Tensor, int], Tensor] | None = None):
         super().__init__()
         head_dim = _check_settings(d_model, num_heads, dropout, bias, head_dim, scale, rotate)
-        self.num_heads, self.dropout, self.scale, self.rotate = num_heads, dropout, scale, rotate
+        self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_heads, head_dim
+        self.dropout, self.scale, self.rotate = dropout, scale, rotate
         width = num_heads * head_dim
         self.query = nn.Linear(d_model, width, bias=bias)
         self.key = nn.Linear(d_model, width, bias=bias)
@@ -301,35 +302,51 @@ class MultiHeadAttention(nn.Module):
                 gets zeros before the output projection.
             bias: numbers to add to the scores, (q_len, k_len), (heads, q_len, k_len) or four
                 dimensions, each broadcastable.
-            cache: keeps keys and values of `x` for later calls; q_len are then the new positions,
-                k_len all that the cache gives. Only in self-attention.
+            cache: keeps keys and values for later calls. In self-attention, q_len are then the new
+                positions, and k_len all, old and new; where the cache gives only the last of them,
+                so many of the last columns of mask and bias are used. With a context, its keys
+                and values are made once, and taken from the cache from the second call on.
 
         Returns:
             For each query its mixture, (batch, q_len, d_model).
 
         Raises:
-            ValueError: a shape, dtype or device that does not fit, or a cache with a context.
+            ValueError: a shape, dtype or device that does not fit, or a cache of another context.
             TypeError: `x` or `context` is no tensor, `mask` is not boolean, `bias` holds no
                 floating-point numbers or others than `x`, or `cache` is none.
         """
         _check_call(self, x, context, mask, bias, cache)
         if bias is not None and bias.dim() == 3:   # one for each head
             bias = bias[None]
-        source = x if context is None else context
-        projected = project((self.query, self.key, self.value), x, source)
-        query, key, value = (split_heads(part, self.num_heads) for part in projected)
+        query, key, value = self._heads(x, context, cache)
         if self.rotate is not None and context is None:
             start = 0 if cache is None else cache.length   # the first of the new positions
             query, key = self.rotate(query, start), self.rotate(key, start)
         if cache is not None:
             key, value = cache.update(key, value)
-        mixed = scaled_dot_product_attention(
-            query, key, value, mask, bias, self.scale, self.dropout if self.training else 0.0,
-            return_weights=self.recorded is not None)
+            mask, bias = (None if part is None else part[..., -key.shape[2]:]
+                          for part in (mask, bias))
+        mixed = self._mix(query, key, value, mask, bias)
         if self.recorded is not None:
             mixed, weights = mixed
             self.recorded.append(weights.detach())
         return self.output(merge_heads(mixed))
+
+    def _heads(self, x, context, cache):
+        """Queries, keys and values, cut into heads; no keys for a context that the cache holds."""
+        if context is not None and cache is not None and cache.length:
+            query = split_heads(self.query(x), self.num_heads)
+            return query, *[query[:, :self.num_kv_heads, :0]] * 2
+        query, key, value = project((self.query, self.key, self.value), x,
+                                    x if context is None else context)
+        return (split_heads(query, self.num_heads), split_heads(key, self.num_kv_heads),
+                split_heads(value, self.num_kv_heads))
+
+    def _mix(self, query, key, value, mask, bias):
+        """For each head the mixed values, and while somebody watches the weights too."""
+        return scaled_dot_product_attention(
+            query, key, value, mask, bias, self.scale, self.dropout if self.training else 0.0,
+            return_weights=self.recorded is not None)
 
 # %% ../../nbs/attention/19_multi_head_attention.ipynb #0cfd626d
 @contextmanager

@@ -50,23 +50,23 @@ def checked_stack(layers, final_norm):
     return nn.ModuleList(layers)
 
 
-def caches_of(cache, layers):
+def caches_of(cache, layers, name="cache"):
     """One cache for each layer, all equally long; None for each when there is none."""
     if cache is None:
         return [None] * len(layers)
     if not isinstance(cache, Sequence):
-        raise TypeError("cache must be a list with one cache for each layer, not "
+        raise TypeError(f"{name} must be a list with one cache for each layer, not "
                         f"{type(cache).__name__}")
     if len(cache) != len(layers):
-        raise ValueError(f"cache has {len(cache)} parts, but there are {len(layers)} layers: each "
+        raise ValueError(f"{name} has {len(cache)} parts, but there are {len(layers)} layers: each "
                          "needs its own")
     for i, kept in enumerate(cache):
         if not isinstance(kept, Cache):
-            raise TypeError(f"cache[{i}] must have a length and a method update(key, value), which "
+            raise TypeError(f"{name}[{i}] must have a length and a method update(key, value), which "
                             f"{type(kept).__name__} has not")
         if any(kept is other for other in cache[:i]):
-            raise ValueError(f"cache[{i}] serves an earlier layer already: each needs its own")
+            raise ValueError(f"{name}[{i}] serves an earlier layer already: each needs its own")
     lengths = [kept.length for kept in cache]
     if len(set(lengths)) > 1:
-        raise ValueError(f"cache must hold caches of one length, but their lengths are {lengths}")
+        raise ValueError(f"{name} must hold caches of one length, but their lengths are {lengths}")
     return list(cache)

@@ -45,7 +45,8 @@ class DecoderLayer(nn.Module):
 
     Args:
         self_attention: a module called with x and the keywords mask, bias and cache.
-        cross_attention: a module called with x and the keywords context and mask.
+        cross_attention: a module called with x and the keywords context and mask, and with a cache
+            where one is given.
         feed_forward: a module called with x.
         norm: a function without arguments that makes a norm, such as `lambda: LayerNorm(512)`.
         pre_norm: whether norms stand before the sublayers, or after the sums.
@@ -83,8 +84,8 @@ class DecoderLayer(nn.Module):
                 context: Float[Tensor, "batch k_len d_model"],
                 mask: Bool[Tensor, "..."] | None = None,
                 context_mask: Bool[Tensor, "..."] | None = None,
-                bias: Float[Tensor, "..."] | None = None, cache: Cache | None = None
-                ) -> Float[Tensor, "batch q_len d_model"]:
+                bias: Float[Tensor, "..."] | None = None, cache: Cache | None = None,
+                context_cache: Cache | None = None) -> Float[Tensor, "batch q_len d_model"]:
         """Every target token's vector, after a look at the target and a look at the source.
 
         Args:
@@ -96,6 +97,7 @@ class DecoderLayer(nn.Module):
                 (batch, heads, q_len, k_len), as `padding_mask` makes it.
             bias: added to the scores of self-attention; broadcasts as mask does.
             cache: keys and values of earlier target tokens; x holds only the new ones.
+            context_cache: keys and values of the context, which are then made only once.
 
         Returns:
             The shape of x.
@@ -110,7 +112,8 @@ class DecoderLayer(nn.Module):
         _check_tokens("context", context)
         _check_mask("context_mask", context_mask, len(context), x.shape[1], context.shape[1])
         x = self.self_attention(x, mask=mask, bias=bias, cache=cache)
-        x = self.cross_attention(x, context=context, mask=context_mask)
+        kept = {} if context_cache is None else {"cache": context_cache}
+        x = self.cross_attention(x, context=context, mask=context_mask, **kept)
         return self.feed_forward(x)
 
 # %% ../../nbs/transformer/24_decoder.ipynb #30879ced
@@ -119,7 +122,7 @@ class Decoder(nn.Module):
 
     Args:
         layers: modules called with x, context and the keywords mask, context_mask, bias and cache,
-            such as `DecoderLayer`.
+            and context_cache where one is given, such as `DecoderLayer`.
         final_norm: a module for the end of the stack, which pre-norm layers need; None for none.
 
     Raises:
@@ -149,7 +152,9 @@ class Decoder(nn.Module):
                 mask: Bool[Tensor, "..."] | None = None,
                 context_mask: Bool[Tensor, "..."] | None = None,
                 bias: Float[Tensor, "..."] | None = None,
-                cache: Sequence[Cache] | None = None) -> Float[Tensor, "batch q_len d_model"]:
+                cache: Sequence[Cache] | None = None,
+                context_cache: Sequence[Cache] | None = None
+                ) -> Float[Tensor, "batch q_len d_model"]:
         """Every target token's vector, from which the next token can be told.
 
         Args:
@@ -161,6 +166,7 @@ class Decoder(nn.Module):
             bias: added to the scores of self-attention in all layers.
             cache: one cache for each layer; x holds only the new tokens, and masks and biases cover
                 cached and new ones.
+            context_cache: one more for each layer, which keeps what it made of the context.
 
         Returns:
             The shape of x.
@@ -173,9 +179,12 @@ class Decoder(nn.Module):
         """
         _check_tokens("x", x)
         caches = caches_of(cache, self.layers)
+        of_context = caches_of(context_cache, self.layers, "context_cache")
         q_len, held = x.shape[1], 0 if cache is None else caches[0].length
         _check_mask("mask", mask, len(x), q_len, held + q_len)
         mask = combine_masks(causal_mask(q_len, held + q_len, device=x.device), mask)
-        for layer, kept in zip(self.layers, caches):
-            x = layer(x, context, mask=mask, context_mask=context_mask, bias=bias, cache=kept)
+        for layer, kept, seen in zip(self.layers, caches, of_context):
+            more = {} if seen is None else {"context_cache": seen}
+            x = layer(x, context, mask=mask, context_mask=context_mask, bias=bias, cache=kept,
+                      **more)
         return x if self.final_norm is None else self.final_norm(x)

@@ -8,10 +8,11 @@ import math
 from numbers import Real
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ..toolbox._arguments import check_below, check_sizes
+from ._positions import rows_at
 
 # %% ../../nbs/transformer/20_positional_encoding.ipynb #74948db5
 def _rates(d_model):
@@ -93,13 +94,15 @@ class SinusoidalPositionalEncoding(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.register_buffer("table", sinusoidal_encoding(max_len, d_model), persistent=False)
 
-    def forward(self, x: Float[Tensor, "batch length d_model"], start: int = 0
+    def forward(self, x: Float[Tensor, "batch length d_model"],
+                start: int | Int[Tensor, "#batch length"] = 0
                 ) -> Float[Tensor, "batch length d_model"]:
         """Tokens with their positions added.
 
         Args:
             x: token vectors, (batch, length, d_model), of any floating-point dtype.
-            start: the position of the first of them, from 0 up.
+            start: the position of the first of them, from 0 up; or those of all, (batch, length),
+                where rows begin in different columns.
 
         Returns:
             The sums, (batch, length, d_model), in the dtype of `x`.
@@ -108,14 +111,8 @@ class SinusoidalPositionalEncoding(nn.Module):
             TypeError: `x` holds no floating-point numbers.
             ValueError: a shape that does not fit, or a position beyond the table.
         """
-        max_len, d_model = self.table.shape
-        _check_tokens(x, d_model)
-        check_sizes(0, start=start)
-        end = start + x.shape[1]
-        if end > max_len:
-            raise ValueError(f"x needs {end} positions (start {start}, length {x.shape[1]}), "
-                             f"but the table was made for max_len ({max_len})")
-        return self.dropout(x + self.table[start:end].to(x.dtype))
+        _check_tokens(x, self.table.shape[1])
+        return self.dropout(x + rows_at(self.table, x, start).to(x.dtype))
 
     def _apply(self, fn, recurse=True):
         """What `to`, `half`, `cuda` and `to_empty` call: the table is made anew, not converted."""

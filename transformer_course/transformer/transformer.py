@@ -4,6 +4,7 @@
 __all__ = ['TokenEmbedding', 'shift_right', 'TransformerConfig', 'Transformer']
 
 # %% ../../nbs/transformer/25_transformer.ipynb #38dcb68d
+import math
 import os
 from dataclasses import dataclass
 from numbers import Integral
@@ -14,31 +15,17 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..attention.masks import key_mask
 from ..attention.multi_head_attention import MultiHeadAttention, xavier_init
 from ..toolbox._arguments import check_below, check_dtype, check_flags, check_sizes
 from ..toolbox.checkpoints import (CONFIG, CheckpointError, load_checkpoint,
                                                     load_into, save_pretrained)
+from ._inputs import check_batch, check_ids, keys_of
 from ._stack import caches_of
 from .decoder import Decoder, DecoderLayer
 from .encoder import Encoder, EncoderLayer
 from .feed_forward import FeedForward
 from .positional_encoding import SinusoidalPositionalEncoding
 from .residual_and_norm import LayerNorm
-
-# %% ../../nbs/transformer/25_transformer.ipynb #d912de28
-def _check_ids(name, ids, table):
-    """Refuse what holds no ids of this table's rows; the meta device has no values to see."""
-    if not isinstance(ids, Tensor) or ids.dtype != torch.int64:
-        kind = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
-        raise TypeError(f"{name} must be a tensor of int64, not {kind}")
-    if ids.device != table.device:
-        raise ValueError(f"{name} is on {ids.device}, but the weights are on {table.device}")
-    if ids.numel() and not ids.is_meta:
-        low, high = (int(end) for end in ids.aminmax())
-        if low < 0 or high >= len(table):
-            raise ValueError(f"{name} must hold ids from 0 to {len(table) - 1}, "
-                             f"but holds {low if low < 0 else high}")
 
 # %% ../../nbs/transformer/25_transformer.ipynb #647ca9fb
 class TokenEmbedding(nn.Module):
@@ -51,9 +38,11 @@ class TokenEmbedding(nn.Module):
     Args:
         vocab_size: how many tokens there are.
         d_model: width of a vector.
+        scale: what the rows are multiplied by on the way in; None is the root of `d_model`. Later
+            models take 1.
 
     Raises:
-        ValueError: a size is no whole number from 1 up.
+        ValueError: a size is no whole number from 1 up, or `scale` not a finite number from 0 up.
 
     Source:
         Vaswani et al. (2017), "Attention Is All You Need", section 3.4.
@@ -65,9 +54,11 @@ class TokenEmbedding(nn.Module):
         (torch.Size([1, 3, 5]), torch.Size([1, 3, 11]))
     """
 
-    def __init__(self, vocab_size: int, d_model: int):
+    def __init__(self, vocab_size: int, d_model: int, scale: float | None = None):
         super().__init__()
         check_sizes(vocab_size=vocab_size, d_model=d_model)
+        check_below(math.inf, scale=0 if scale is None else scale)
+        self.scale = d_model ** 0.5 if scale is None else float(scale)
         self.weight = nn.Parameter(torch.randn(vocab_size, d_model) * d_model ** -0.5)
 
     def forward(self, ids: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape d_model"]:
@@ -77,14 +68,14 @@ class TokenEmbedding(nn.Module):
             ids: whole numbers from 0 to vocab_size - 1, int64, of any shape.
 
         Returns:
-            The rows of the table times the root of d_model, (..., d_model).
+            The rows of the table times `scale`, (..., d_model).
 
         Raises:
             TypeError: `ids` is no tensor of int64.
             ValueError: an id is out of range, or `ids` is on another device than the table.
         """
-        _check_ids("ids", ids, self.weight)
-        return F.embedding(ids, self.weight) * self.weight.shape[1] ** 0.5
+        check_ids("ids", ids, self.weight)
+        return F.embedding(ids, self.weight) * self.scale
 
     def logits(self, x: Float[Tensor, "*shape d_model"]) -> Float[Tensor, "*shape vocab"]:
         """A score for each token: the dot product of `x` with its row of the table.
@@ -255,29 +246,6 @@ def _checked(name, factory):
         return part
     return make
 
-# %% ../../nbs/transformer/25_transformer.ipynb #e31b98c5
-def _check_batch(name, ids, table, max_len, held=0):
-    """Refuse what is no batch of sequences of ids, or reaches beyond the longest sequence."""
-    _check_ids(name, ids, table)
-    if ids.dim() != 2 or 0 in ids.shape:
-        raise ValueError(f"{name} must have shape (batch, length), with at least one sequence and "
-                         f"one token, not {tuple(ids.shape)}")
-    if held + ids.shape[1] > max_len:
-        raise ValueError(f"{name} reaches length {held + ids.shape[1]}, but max_len is {max_len}")
-
-
-def _keys(name, mask, shape):
-    """A padding mask of this shape as a mask over keys; None hides nothing."""
-    if mask is not None and (not isinstance(mask, Tensor) or mask.is_floating_point()):
-        kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-        raise TypeError(f"{name} must be a tensor of bool or of 0 and 1, not {kind}")
-    if mask is not None and tuple(mask.shape) != tuple(shape):
-        raise ValueError(f"{name} must have shape {tuple(shape)}, a place for each token, "
-                         f"not {tuple(mask.shape)}")
-    if mask is not None and not mask.is_meta and ((mask != 0) & (mask != 1)).any():
-        raise ValueError(f"{name} must hold only 0 and 1, where 1 is a real token")
-    return key_mask(mask)
-
 # %% ../../nbs/transformer/25_transformer.ipynb #8ea3c02c
 def _check_context(context, batch):
     """Refuse what is no output of an encoder for as many sequences."""
@@ -362,8 +330,8 @@ class Transformer(nn.Module):
             ValueError: an id out of range, no sequence, no token, too many, another device than
                 the model's, or a mask that does not fit.
         """
-        _check_batch("source", source, self.source_embedding.weight, self.config.max_len)
-        mask = _keys("source_mask", source_mask, source.shape)
+        check_batch("source", source, self.source_embedding.weight, self.config.max_len)
+        mask = keys_of("source_mask", source_mask, source.shape)
         return self.encoder(self.source_position(self.source_embedding(source)), mask)
 
     def decode(self, target: Int[Tensor, "batch target_len"],
@@ -371,7 +339,8 @@ class Transformer(nn.Module):
                source_mask: Bool[Tensor, "batch source_len"] | Int[Tensor, "batch source_len"]
                | None = None,
                target_mask: Bool[Tensor, "batch held_len"] | Int[Tensor, "batch held_len"]
-               | None = None, cache=None) -> Float[Tensor, "batch target_len vocab"]:
+               | None = None, cache=None, context_cache=None
+               ) -> Float[Tensor, "batch target_len vocab"]:
         """Scores for the token after each token of the target, given the encoder's output.
 
         Args:
@@ -382,6 +351,8 @@ class Transformer(nn.Module):
                 tokens in the cache and the new ones.
             cache: a sequence with one cache for each decoder layer, for decoding token by token;
                 `MultiHeadAttention` says what a cache is.
+            context_cache: as many caches for what the layers make of `context`, which is then made
+                only once.
 
         Returns:
             Logits, (batch, target_len, target_vocab_size).
@@ -394,13 +365,13 @@ class Transformer(nn.Module):
         """
         held = 0 if cache is None else caches_of(cache, self.decoder.layers)[0].length
         table, max_len = self.target_embedding.weight, self.config.max_len
-        _check_batch("target", target, table, max_len, held)
+        check_batch("target", target, table, max_len, held)
         _check_context(context, len(target))
-        mask = _keys("target_mask", target_mask, (len(target), held + target.shape[1]))
-        context_mask = _keys("source_mask", source_mask, context.shape[:2])
+        mask = keys_of("target_mask", target_mask, (len(target), held + target.shape[1]))
+        context_mask = keys_of("source_mask", source_mask, context.shape[:2])
         x = self.target_embedding(target)
         x = self.target_position(x) if cache is None else self.target_position(x, held)
-        x = self.decoder(x, context, mask, context_mask, cache=cache)
+        x = self.decoder(x, context, mask, context_mask, cache=cache, context_cache=context_cache)
         return self.target_embedding.logits(x) if self.output is None else self.output(x)
 
     def forward(self, source: Int[Tensor, "batch source_len"],
