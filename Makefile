@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 SOURCES := $(shell find nbs book transformer_course tools -type f -not -path '*/.*' -not -name '*.pyc') _toc.yml settings.ini CONTRIBUTING.md
 
-.PHONY: help book serve test lab run export clean-nbs parity bench translators lock clean distclean
+.PHONY: help book serve test lab run export clean-nbs parity bench translators measurements lock clean distclean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -61,6 +61,9 @@ bench: $(READY)  ## check the speed bounds (let nothing else run)
 
 translators: $(READY)  ## train again what chapter 28 compares (an hour on two cores)
 	$(BIN)/python tools/train_translators.py
+
+measurements: $(READY)  ## train again what the chapters of part 6 compare (half an hour on one core)
+	for script in tools/measure_*.py; do OMP_NUM_THREADS=1 $(BIN)/python $$script || exit 1; done
 
 lock:  ## pin the newest releases; a local build of torch (+cpu) is named by its release
 	$(PYTHON) -m venv .venv-lock

@@ -35,6 +35,13 @@ MATCHES = {
     "transformer.transformer": {"torch": ["TokenEmbedding", "Transformer"]},
     "transformer.training": {"torch": ["smooth_labels", "cross_entropy"], "transformers": ["noam_schedule"]},
     "transformer.decoding": {"transformers": ["greedy_search", "beam_search", "sample", "next_token_probabilities"]},
+    "modern.position_embeddings": {"torch": ["LearnedPositionalEmbedding"], "transformers": ["RelativePositionBias", "alibi_slopes", "alibi_bias", "RotaryEmbedding",
+                                                                                            "apply_rotary_embedding", "rotary_frequencies"]},
+    "modern.normalization": {"torch": ["RMSNorm"], "transformers": ["RMSNorm"]},
+    "modern.attention_variants": {"transformers": ["sliding_window_mask", "GroupedQueryAttention"], "torch": ["windowed_attention", "GroupedQueryAttention"]},
+    "modern.kv_cache": {"transformers": ["KVCache", "LayerCache"]},
+    "modern.decoder_only": {"transformers": ["CausalLM.from_pretrained", "CausalLM.save_pretrained", "CausalLM.generate"]},
+    "modern.t5": {"transformers": ["T5", "T5.save_pretrained", "ByteTokenizer"]},
 }
 
 

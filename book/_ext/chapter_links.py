@@ -107,7 +107,7 @@ class ApiPart(SphinxDirective):
             if docname:
                 lines += [f"From the chapter {{doc}}`/{docname}`.", ""]
             lines += ["```{eval-rst}", f".. automodule:: {full}", "   :members:",
-                      "   :inherited-members: Module, tuple, dict, ValueError, object", "```", ""]
+                      "   :inherited-members: Module, Sequence, tuple, dict, ValueError, object", "```", ""]
         holder = nodes.section()
         self.state.nested_parse(StringList(lines, f"api/{part}"), self.content_offset, holder, match_titles=True)
         return holder.children

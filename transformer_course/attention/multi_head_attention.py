@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from ._cache import is_cache
 from ._projections import project
 from .self_attention import scaled_dot_product_attention
 from ..toolbox._arguments import (check_below, check_dtype, check_flags,
@@ -169,7 +170,7 @@ def _check_call(attention, x, context, mask, bias, cache):
         if len(context) != len(x):
             raise ValueError(f"context has a batch of {len(context)}, but x one of {len(x)}")
     if cache is not None:
-        if not isinstance(cache, Cache):
+        if not is_cache(cache):
             raise TypeError("cache must have a length and a method update(key, value), "
                             f"which {type(cache).__name__} has not")
         if context is not None and cache.length not in (0, context.shape[1]):

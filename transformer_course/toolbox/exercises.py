@@ -42,6 +42,12 @@ _MODULES = {
     "26": "transformer.training_exercises",
     "27": "transformer.decoding_exercises",
     "28": "transformer.translation_exercises",
+    "29": "modern.position_embeddings_exercises",
+    "30": "modern.normalization_exercises",
+    "31": "modern.attention_variants_exercises",
+    "32": "modern.kv_cache_exercises",
+    "33": "modern.decoder_only_exercises",
+    "34": "modern.t5_exercises",
 }
 
 

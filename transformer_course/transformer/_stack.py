@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from ..attention.multi_head_attention import Cache
+from ..attention._cache import is_cache
 
 # %% ../../nbs/transformer/23_encoder.ipynb #24816483
 def check_layer_parts(norm, **sublayers):
@@ -61,7 +61,7 @@ def caches_of(cache, layers, name="cache"):
         raise ValueError(f"{name} has {len(cache)} parts, but there are {len(layers)} layers: each "
                          "needs its own")
     for i, kept in enumerate(cache):
-        if not isinstance(kept, Cache):
+        if not is_cache(kept):
             raise TypeError(f"{name}[{i}] must have a length and a method update(key, value), which "
                             f"{type(kept).__name__} has not")
         if any(kept is other for other in cache[:i]):
