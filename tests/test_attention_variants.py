@@ -14,7 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import DynamicCache, LlamaConfig, MistralConfig
-from transformers.masking_utils import create_sliding_window_causal_mask, sliding_window_causal_mask_function
+from transformers.masking_utils import (create_sliding_window_causal_mask, sliding_window_bidirectional_mask_function,
+                                        sliding_window_causal_mask_function)
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding, apply_rotary_pos_emb
 from transformers.models.mistral.modeling_mistral import MistralAttention
 
@@ -144,6 +145,14 @@ def test_the_mask_equals_transformers(parity, length, window, held):
                            for q in range(held, held + length)])
     ours = sliding_window_mask(length, window, k_len=held + length)
     parity(f"{MODULE}.sliding_window_mask", "transformers", (ours ^ wanted).sum().item(), 0, "Mistral's rule for pairs, with and without cached keys")
+
+
+@given(st.integers(1, 12), st.integers(2, 15), st.integers(0, 9))
+def test_both_ways_transformers_counts_one_less(length, window, held):
+    theirs = sliding_window_bidirectional_mask_function(window - 1)
+    wanted = torch.tensor([[bool(theirs(0, 0, torch.tensor(q), torch.tensor(k))) for k in range(held + length)]
+                           for q in range(held, held + length)])
+    assert torch.equal(sliding_window_mask(length, window, False, held + length), wanted)
 
 
 @given(st.integers(1, 12), st.integers(0, 9))

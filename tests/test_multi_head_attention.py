@@ -469,6 +469,9 @@ def test_keys_of_a_context_are_made_once():
     assert torch.allclose(torch.cat(pieces, dim=1), ours(x, context=context, mask=mask), atol=1e-12)
     with pytest.raises(ValueError, match="cache holds the keys of 7 positions, but context has 6"):
         ours(x, context=context[:, :6], cache=cache)
+    forgetful = WindowCache()
+    with pytest.raises(ValueError, match="gives 3 of the 7 positions of context"):
+        ours(x, context=context, cache=forgetful)
 
 
 def test_rotation_depends_on_distance_and_stays_out_of_cross_attention():

@@ -133,7 +133,8 @@ def test_equals_all_three_at_base_size():
 @given(st.sampled_from([3, 8, 64]), st.integers(0, 99), st.sampled_from([torch.float16, torch.bfloat16]))
 def test_half_precision_is_llamas_bit_by_bit(parity, d, seed, dtype):
     x = tokens(2, 5, d, seed=seed, std=50.0, dtype=dtype).detach()
-    assert torch.equal(ours(d, dtype=dtype, seed=seed)(x), llamas(d, dtype=dtype, seed=seed)(x))
+    for theirs in (llamas, t5s):
+        assert torch.equal(ours(d, dtype=dtype, seed=seed)(x), theirs(d, dtype=dtype, seed=seed)(x))
     wide = ours(d, dtype=torch.float32, seed=seed)(x)
     assert torch.equal(wide, llamas(d, dtype=torch.float32, seed=seed)(x).to(dtype)) and wide.dtype == dtype
 

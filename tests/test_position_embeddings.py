@@ -850,8 +850,12 @@ def test_the_models_of_the_experiment(scheme):
     changed[:, 60:] = (changed[:, 60:] + 1) % 20
     assert torch.allclose(model(ids)[:, :60], model(changed)[:, :60], atol=1e-5)
     swapped = ids[:, [1, 0, *range(2, 128)]]
-    alike = torch.allclose(model(ids)[:, 40], model(swapped)[:, 40], atol=1e-3)
-    assert not alike or scheme in ("none", "T5 bias", "learned")   # small at first, or none
+    with torch.no_grad():
+        for part in (model.position, model.relative):
+            for weight in part.parameters() if part is not None else ():
+                weight *= 50   # a new table is too small to show
+    alike = torch.allclose(model(ids)[:, 10], model(swapped)[:, 10], atol=1e-3)
+    assert not alike or scheme == "none"
     assert experiment.loss_by_position(model, torch.randint(20, (300,)), 20).shape == (20,)
 
 

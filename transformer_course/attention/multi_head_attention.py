@@ -325,6 +325,9 @@ class MultiHeadAttention(nn.Module):
             query, key = self.rotate(query, start), self.rotate(key, start)
         if cache is not None:
             key, value = cache.update(key, value)
+            if context is not None and key.shape[2] != context.shape[1]:
+                raise ValueError(f"cache gives {key.shape[2]} of the {context.shape[1]} positions "
+                                 "of context: a cache for a context must forget nothing")
             mask, bias = (None if part is None else part[..., -key.shape[2]:]
                           for part in (mask, bias))
         mixed = self._mix(query, key, value, mask, bias)

@@ -53,7 +53,7 @@ T5_DEFAULTS = {"vocab_size": 32128, "d_model": 512, "d_kv": 64, "d_ff": 2048, "n
                "relative_attention_max_distance": 128, "dropout_rate": 0.1,
                "layer_norm_epsilon": 1e-6, "feed_forward_proj": "relu"}
 MT5_DEFAULTS = T5_DEFAULTS | {"vocab_size": 250112, "d_ff": 1024, "num_layers": 8, "num_heads": 6,
-                              "feed_forward_proj": "gated-gelu"}
+                              "feed_forward_proj": "gated-gelu", "decoder_start_token_id": 0}
 #: "gelu" behind a gate is the approximation, "gelu" alone is exact: so it is in these files.
 FEED_FORWARD = {"relu": "relu", "gelu": "gelu", "gelu_python": "gelu", "gelu_new": "gelu_tanh",
                 "gelu_pytorch_tanh": "gelu_tanh", "silu": "silu", "swish": "silu"}
@@ -100,7 +100,7 @@ def settings_from_file(settings: Mapping[str, Any], source: str | os.PathLike) -
     start, scale = settings.get("decoder_start_token_id"), settings.get("scale_decoder_outputs")
     return {ours: settings[theirs] for theirs, ours in FIELDS.items()} | {
         "activation": activation, "gated": gated, "tie_embeddings": tied,
-        "scale_outputs": (tied and kind == "t5") if scale is None else scale, "pad_id": pad,
+        "scale_outputs": kind == "t5" and (tied if scale is None else scale), "pad_id": pad,
         "start_id": pad if start is None else start, "eos_id": settings.get("eos_token_id", 1)}
 
 # %% ../../nbs/modern/34_t5.ipynb #8c27e74a

@@ -135,7 +135,7 @@ def falling(steps):
 
 
 def small_model(tokenizer, seed, **changes):
-    """A T5 of half a million parameters for this tokenizer."""
+    """A T5 of about 0.6 million parameters for this tokenizer."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return T5(T5Config(tokenizer.vocab_size, **SIZES | changes)).to(default_device())

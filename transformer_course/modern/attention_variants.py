@@ -27,7 +27,9 @@ def sliding_window_mask(length: int, window: int, causal: bool = True, k_len: in
 
     Args:
         length: how many queries.
-        window: how many keys a query sees, itself included; in each direction, if not `causal`.
+        window: how many keys a query sees, itself included; in each direction, if not `causal`:
+            2 * window - 1 in all. Longformer's w is 2 * window - 2, and transformers'
+            `sliding_window` of a bidirectional model is window - 1.
         causal: whether later keys are hidden.
         k_len: how many keys; the queries are the last `length` of them. None: as many as queries.
         device: where to make it; None is PyTorch's default.
@@ -106,7 +108,9 @@ def windowed_attention(query: Float[Tensor, "batch heads length head_dim"],
         query: (batch, heads, length, head_dim).
         key: likewise.
         value: (batch, heads, length, v_dim).
-        window: how many keys a query sees, itself included; in each direction, if not `causal`.
+        window: how many keys a query sees, itself included; in each direction, if not `causal`:
+            2 * window - 1 in all. Longformer's w is 2 * window - 2, and transformers'
+            `sliding_window` of a bidirectional model is window - 1.
         causal: whether later keys are hidden.
         mask: True for keys that may be attended, (batch, 1, 1, length), as `padding_mask` makes
             it; None allows all. A query that may attend nothing gets zeros.
@@ -137,7 +141,7 @@ def windowed_attention(query: Float[Tensor, "batch heads length head_dim"],
     _check_windowed(query, key, value, mask)
     batch, _, length, _ = query.shape
     blocks, after = -(-length // window), 0 if causal else window
-    if window >= length:
+    if (2 if causal else 3) * window >= length:    # blocks would have as many scores as all
         near = sliding_window_mask(length, window, causal, device=query.device)
         near = combine_masks(near, mask)
         return scaled_dot_product_attention(query, key, value, near, None, scale)
@@ -181,7 +185,8 @@ class GroupedQueryAttention(MultiHeadAttention):
             given.
         num_kv_heads: g, how many heads of keys and of values; it must divide `num_heads`.
         dropout: share of the attention weights that is dropped in training, from 0 up, below 1.
-        bias: whether the four layers have biases.
+        bias: whether the four layers have biases, all or none (a zero `output.bias` stands for
+            models that have three).
         head_dim: width of each head's queries, keys and values; None is d_model / num_heads.
         scale: what scores are multiplied by; None is head_dim ** -0.5.
         rotate: `rotate(x, start)` turns queries and keys, as in `MultiHeadAttention`.

@@ -160,7 +160,7 @@ class CausalLMConfig:
             changes: other settings.
 
         Returns:
-            12 layers, width 768, 124,439,808 parameters.
+            12 layers, width 768, 124,439,808 parameters; dropout is off, though its files say 0.1.
         """
         return cls(vocab_size, **changes)
 
@@ -284,7 +284,8 @@ class CausalLM(nn.Module):
         Args:
             input_ids: ids, (batch, length), int64; with a cache, the new ones.
             attention_mask: True or 1 for real tokens, (batch, length); with a cache it covers the
-                cached tokens and the new ones. None: all are real.
+                cached tokens and the new ones. None: all are real. Positions from a table count
+                the real tokens; Hugging Face's forward counts columns unless it gets position_ids.
             cache: one cache for each layer, such as a `KVCache`.
 
         Returns:
@@ -356,7 +357,8 @@ class CausalLM(nn.Module):
             eos: the id that ends a sequence; a row that has said it is filled up with it, and when
                 all rows have, nothing is added any more. None: no id does.
             use_cache: keep keys and values instead of computing them anew. The ids are the same, up
-                to ties that rounding decides.
+                to ties that rounding decides; not so with "dynamic" rotary scaling beyond the
+                trained length, where keys that are kept were turned at another rate.
             generator: where the random numbers come from, on the CPU; None takes PyTorch's.
 
         Returns:
@@ -386,7 +388,8 @@ class CausalLM(nn.Module):
         """Read a model folder: the course's own, or a GPT-2, LLaMA or Mistral from Hugging Face.
 
         Args:
-            folder: where `config.json` and `model.safetensors`, or shards and their index, are.
+            folder: where `config.json` and `model.safetensors`, or shards and their index, are, or
+                the id of a model on the Hub.
             dtype: of the weights in memory, whatever they are in the file.
 
         Returns:

@@ -92,7 +92,7 @@ class LayerCache:
         (torch.Size([1, 2, 3, 4]), 3, 512)
     """
 
-    #: How many positions have come, forgotten ones included.
+    #: How many positions have come, forgotten ones included. To set it forgets nothing.
     length: int
 
     def __init__(self, max_len: int, window: int | None = None):
@@ -122,6 +122,7 @@ class LayerCache:
             Keys and values in order, old and new; with a window, the last window - 1 old ones and
             the new. Without gradients they are views of the memory, good until the next update.
             Where a key or value requires a gradient they are copies, with the past as a constant.
+            Where the query alone does, go backward before the next update, or PyTorch will refuse.
 
         Raises:
             ValueError: more than `max_len` positions, shapes that do not fit together, or another
@@ -202,7 +203,8 @@ class KVCache(Sequence):
         num_layers: how many layers the model has.
         max_len: how many positions may come in all.
         window: how many positions a query sees, its own included; None forgets nothing. It must not
-            be less than the model's own window. A cache for a context must forget nothing.
+            be less than the model's own window, and None for a model without one: nobody checks,
+            and the scores would be wrong. A cache for a context must forget nothing.
 
     Raises:
         ValueError: an argument is no whole number from 1 up.

@@ -19,9 +19,11 @@ class RMSNorm(nn.Module):
     r"""Divide each token by the root mean square of its features, then scale each feature.
 
     :math:`x / \sqrt{\tfrac1d \sum_i x_i^2 + \epsilon} \odot \gamma`. The parameter `weight` is
-    :math:`\gamma`, named as in `torch.nn.RMSNorm` and in Hugging Face's files. Where x is half
-    precision, the mean is taken in float32 and the quotient rounded before it meets the weight, as
-    LLaMA and T5 do; the result has the dtype of x, whatever that of the weight.
+    :math:`\gamma`, named as in `torch.nn.RMSNorm` and in Hugging Face's files. (Gemma's hold
+    :math:`\gamma - 1`: add 1 when you load them.) Where
+    x is half precision, the mean is taken in float32 and the quotient rounded before it meets the
+    weight, as LLaMA does, and T5 if its weights are half too; the result has the dtype of x,
+    whatever that of the weight.
 
     Args:
         d_model: number of features, 1 or more.

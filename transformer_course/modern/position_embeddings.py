@@ -7,7 +7,6 @@ __all__ = ['LearnedPositionalEmbedding', 'RelativePositionBias', 'alibi_slopes',
 # %% ../../nbs/modern/29_position_embeddings.ipynb #1848a1c4
 import math
 from collections.abc import Mapping
-from numbers import Real
 from typing import Any
 
 import torch
@@ -35,7 +34,8 @@ def _check_vectors(x, weight):
 class LearnedPositionalEmbedding(nn.Module):
     r"""Add to each token a learned vector of its position, :math:`x_p + P_p`, then drop out.
 
-    Called as `SinusoidalPositionalEncoding` is. The table `weight`, (max_len, d_model), is drawn
+    Called as `SinusoidalPositionalEncoding` is, but made with the sizes in the order of the table,
+    which is `weight`, (max_len, d_model), drawn
     from :math:`N(0, 0.02^2)`, as in GPT-2 and BERT. There is no row beyond it.
 
     Args:
@@ -105,13 +105,12 @@ def _check_buckets(num_buckets, max_distance, bidirectional):
                          "buckets that hold one distance each")
 
 
-def _checked_lengths(**lengths):
-    """Two lengths, the second of which is the first where it is None, and not less than it."""
-    (first, length), (second, k_len) = lengths.items()
+def _checked_lengths(name, length, k_len):
+    """Both lengths: k_len is `length`, called so by the caller, where it is None, and not less."""
     k_len = length if k_len is None else k_len
-    check_sizes(0, **{first: length, second: k_len})
+    check_sizes(0, **{name: length, "k_len": k_len})
     if k_len < length:
-        raise ValueError(f"{second} ({k_len}) must be at least {first} ({length}): the queries are "
+        raise ValueError(f"k_len ({k_len}) must be at least {name} ({length}): the queries are "
                          "the last of the keys' positions")
     return length, k_len
 
@@ -194,7 +193,7 @@ class RelativePositionBias(nn.Module):
         Raises:
             ValueError: a length is no whole number from 0 up, or there are fewer keys than queries.
         """
-        q_len, k_len = _checked_lengths(q_len=q_len, k_len=k_len)
+        q_len, k_len = _checked_lengths("q_len", q_len, k_len)
         if 0 in (q_len, k_len):
             return self.weight.new_zeros(self.weight.shape[1], q_len, k_len)
         distances = torch.arange(1 - k_len, q_len, device=self.weight.device)
@@ -246,6 +245,7 @@ def alibi_bias(num_heads: int, length: int, k_len: int | None = None,
 
     Returns:
         The bias, (num_heads, length, k_len), float32: 0 where query and key are the same position.
+        Attention wants it in the dtype of its queries.
 
     Raises:
         ValueError: a size is out of range, or there are fewer keys than queries.
@@ -258,7 +258,7 @@ def alibi_bias(num_heads: int, length: int, k_len: int | None = None,
         >>> alibi_bias(8, 2, 4)[0].tolist()
         [[-1.0, -0.5, -0.0, -0.5], [-1.5, -1.0, -0.5, -0.0]]
     """
-    length, k_len = _checked_lengths(length=length, k_len=k_len)
+    length, k_len = _checked_lengths("length", length, k_len)
     keys = torch.arange(k_len, device=device)
     distances = (keys[k_len - length:, None] - keys).abs()
     return -alibi_slopes(num_heads, device)[:, None, None] * distances
@@ -301,7 +301,8 @@ def apply_rotary_embedding(x: Float[Tensor, "*batch length head_dim"],
     Args:
         x: queries or keys, (..., length, head_dim). Values are not turned.
         cos: cosines, as `RotaryEmbedding` gives them: the second half repeats the first, for either
-            pairing. They broadcast to `x`, and are cast to its dtype.
+            pairing. They broadcast to `x`, and are cast to its dtype. Where rows of a batch have
+            positions of their own, they need a dimension for the heads: ``cos[:, None]``.
         sin: sines, likewise.
         interleaved: which numbers make a pair.
 
@@ -380,11 +381,13 @@ def _check_numbers(base, settings):
     numbers = {name: value for name, value in settings.items() if name != "trained"}
     check_flags(truncate=numbers.pop("truncate", True))
     check_below(math.inf, base=base, **numbers)
-    for name, value in {"base": base, **numbers}.items():
+    if base <= 1:
+        raise ValueError(f"base ({base!r}) must be more than 1")
+    for name, value in numbers.items():
         if name == "factor" and value < 1:
             raise ValueError(f"factor ({value!r}) must be 1 or more")
-        if name == "base" and value <= 1 or value == 0 and not name.startswith("mscale"):
-            raise ValueError(f"{name} ({value!r}) must be more than {1 if name == 'base' else 0}")
+        if value == 0 and not name.startswith("mscale"):
+            raise ValueError(f"{name} ({value!r}) must be more than 0")
     for high, low in (("high_freq_factor", "low_freq_factor"), ("beta_fast", "beta_slow")):
         top, bottom = numbers.get(high, 32), numbers.get(low, 1)
         if top <= bottom:
@@ -457,7 +460,8 @@ def rotary_frequencies(head_dim: int, base: float = 10000.0,
               beta_slow, mscale, mscale_all_dim or truncate.
 
             The length trained for is original_max_position_embeddings, or `max_len`. Keys whose
-            value is None count as absent.
+            value is None count as absent. (Transformers' dynamic remembers the longest text until
+            one shorter than the trained length comes; here the text at hand alone counts.)
         length: how long the text is; only dynamic asks. None is a text of the trained length.
         max_len: the length that the model was trained for, if `scaling` does not say it; for
             dynamic it comes first, as in Transformers.
@@ -535,7 +539,7 @@ class RotaryEmbedding(nn.Module):
             say it.
 
     Raises:
-        ValueError: an odd `head_dim`, a `base` that is no number above 0, or a scaling that is
+        ValueError: an odd `head_dim`, a `base` that is no number above 1, or a scaling that is
             unknown or incomplete.
         TypeError: `interleaved` is neither True nor False, or `scaling` no dictionary.
 
@@ -555,9 +559,9 @@ class RotaryEmbedding(nn.Module):
         super().__init__()
         check_flags(interleaved=interleaved)
         rotary_frequencies(head_dim, base, scaling, max_len=max_len)   # refuses what it cannot use
-        self.head_dim, self.base, self.interleaved = head_dim, base, interleaved
-        self.scaling, self.max_len = None if scaling is None else dict(scaling), max_len
-        kind, settings = _scaling_settings(scaling, base, max_len)[::2]
+        kind, self.base, settings = _scaling_settings(scaling, base, max_len)
+        self.head_dim, self.interleaved, self.max_len = head_dim, interleaved, max_len
+        self.scaling = None if scaling is None else dict(scaling)
         self.limit = settings["trained"] if kind == "dynamic" else math.inf
         self._tables = {}
 

@@ -135,6 +135,10 @@ class T5Config:
 
     def __post_init__(self):
         _check_config(self)
+        for name, value in vars(self).items():   # numpy's numbers would not go into a JSON file
+            if not isinstance(value, bool | str | None):
+                plain = int(value) if isinstance(value, Integral) else float(value)
+                object.__setattr__(self, name, plain)
 
     @property
     def scales_outputs(self) -> bool:
@@ -431,7 +435,8 @@ class T5(nn.Module):
             temperature: 0 takes the most probable id; else ids are drawn.
             top_k: draw from so many of the most probable ids.
             top_p: then from those that together reach this probability, above 0, at most 1.
-            eos: the id that ends an answer; None is the config's.
+            eos: the id that ends an answer; None is the config's (where `CausalLM` has none). For
+                answers without an end take a config whose `eos_id` is None.
             use_cache: whether keys and values are kept, or made again for every id.
             generator: where random numbers come from, on the CPU; None is PyTorch's global one.
 
@@ -459,7 +464,9 @@ class T5(nn.Module):
         Args:
             folder: where `config.json` and `model.safetensors` are, or the id of a model on the
                 Hub.
-            dtype: what the weights are kept in.
+            dtype: what the weights are kept in. In float16 the numbers between the layers of large
+                T5s can overflow, against which Hugging Face clamps them and this class does not:
+                take bfloat16.
 
         Returns:
             The model, on the CPU.
@@ -468,10 +475,13 @@ class T5(nn.Module):
             CheckpointError: no such model there, a setting that is not supported, or weights that
                 do not fit.
         """
-        settings, tensors = load_checkpoint(folder)
-        settings, tensors = from_files(settings, tensors, folder)
-        model = cls(_config_from(settings, folder)).to(dtype)
-        load_into(model, tensors, names_in_files(model.config.gated), source=folder)
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+            raise TypeError(f"dtype must be a floating-point dtype, not {dtype!r}")
+        settings, tensors = from_files(*load_checkpoint(folder), folder)
+        with torch.device("meta"):   # no weights are drawn, since they are to be read
+            model = cls(_config_from(settings, folder)).to(dtype)
+        names = names_in_files(model.config.gated)
+        load_into(model.to_empty(device="cpu"), tensors, names, source=folder)
         return model.eval()
 
     def save_pretrained(self, folder: str | os.PathLike) -> None:
@@ -521,6 +531,8 @@ def _like(given, *lists):
     """The lists, as tensors where a tensor was given."""
     if not isinstance(given, Tensor):
         return lists
+    if any(isinstance(token, str) for part in lists for token in part):
+        raise TypeError("sentinel_ids must be ids, not words, where ids are a tensor")
     return tuple(torch.tensor(part, dtype=torch.int64, device=given.device) for part in lists)
 
 # %% ../../nbs/modern/34_t5.ipynb #a78afd6e
