@@ -2,7 +2,7 @@
 
     python tools/measure_position_embeddings.py               # everything: some minutes on one core
     python tools/measure_position_embeddings.py --only few    # one part again: long, few
-    python tools/measure_position_embeddings.py --steps 30 --store /tmp/try.json
+    python tools/measure_position_embeddings.py --steps 30 --store try.json
 
 `long`: each scheme and seed trained on pieces of 32 words, the loss at each of 128 positions of test pieces, and for RoPE the same
 under each scaling. `few`: learned and sinusoidal positions trained on 200 pieces alone, the loss on these and on the test's.

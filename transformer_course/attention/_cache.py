@@ -8,5 +8,5 @@ __all__ = ['is_cache']
 
 
 def is_cache(thing):
-    """Whether it has the two members; isinstance with the protocol takes hundreds of times longer."""
+    """Whether it has the two members; isinstance with the protocol takes far longer."""
     return hasattr(thing, "length") and callable(getattr(thing, "update", None))

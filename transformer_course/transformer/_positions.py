@@ -11,10 +11,10 @@ from ..toolbox._arguments import check_sizes
 
 
 def rows_at(table, x, start):
-    """The rows of a table of positions for the tokens `x`, the first at `start`, or all at their own.
+    """The rows of a table of positions for the tokens `x`, from `start` on or each its own.
 
     Raises:
-        ValueError: a position that the table has not, or positions of another shape than the tokens.
+        ValueError: a position that the table has not, or a shape other than the tokens'.
         TypeError: positions that are no whole numbers.
     """
     max_len, length = len(table), x.shape[1]

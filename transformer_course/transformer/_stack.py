@@ -62,8 +62,8 @@ def caches_of(cache, layers, name="cache"):
                          "needs its own")
     for i, kept in enumerate(cache):
         if not is_cache(kept):
-            raise TypeError(f"{name}[{i}] must have a length and a method update(key, value), which "
-                            f"{type(kept).__name__} has not")
+            raise TypeError(f"{name}[{i}] must have a length and a method update(key, value), "
+                            f"which {type(kept).__name__} has not")
         if any(kept is other for other in cache[:i]):
             raise ValueError(f"{name}[{i}] serves an earlier layer already: each needs its own")
     lengths = [kept.length for kept in cache]
