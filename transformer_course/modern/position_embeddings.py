@@ -13,6 +13,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from ._rotary_scaling import (SCALINGS, check_numbers, pair_rates,
+                                                       scaling_settings)
 from ..toolbox._arguments import (check_below, check_dtype, check_flags,
                                                    check_sizes)
 from ..transformer._positions import rows_at
@@ -264,12 +266,6 @@ def alibi_bias(num_heads: int, length: int, k_len: int | None = None,
     return -alibi_slopes(num_heads, device)[:, None, None] * distances
 
 # %% ../../nbs/modern/29_position_embeddings.ipynb #1c25c1e5
-def _rates(head_dim, base, dtype):
-    """By what angle each pair turns at a step, fastest first: computed as the reference does."""
-    pairs = torch.arange(0, head_dim, 2, device="cpu").to(dtype)
-    return 1 / base ** (pairs / head_dim)
-
-
 def _turned(x, cos, sin, interleaved):
     """x * cos + (x with the two of each pair swapped) * sin; sin has the signs."""
     if interleaved:
@@ -336,108 +332,7 @@ def apply_rotary_embedding(x: Float[Tensor, "*batch length head_dim"],
                          f"not {tuple(x.shape)}")
     return _turned(x, *_laid_out(cos.to(x.dtype), sin.to(x.dtype), interleaved), interleaved)
 
-# %% ../../nbs/modern/29_position_embeddings.ipynb #8cfb2a06
-_KEYS = {"default": ((), ()), "linear": (("factor",), ()), "dynamic": (("factor",), ()),
-         "llama3": (("factor", "low_freq_factor", "high_freq_factor"), ()),
-         "yarn": (("factor",), ("attention_factor", "beta_fast", "beta_slow", "mscale",
-                                "mscale_all_dim", "truncate"))}   # what must, and what may be given
-_TRAINED, _NEED_LENGTH = "original_max_position_embeddings", ("dynamic", "llama3", "yarn")
-
-
-def _scaling_settings(scaling, base, max_len):
-    """The type of a scaling, its base, and its numbers with the length trained for as "trained"."""
-    if scaling is not None and not isinstance(scaling, Mapping):
-        raise TypeError(f"scaling must be a dictionary or None, not {type(scaling).__name__}")
-    given = {key: value for key, value in (scaling or {}).items() if value is not None}
-    kinds = [given.pop(key) for key in ("rope_type", "type") if key in given] or ["default"]
-    kind = kinds[0]
-    if not isinstance(kind, str) or kind not in _KEYS or kinds[-1] != kind:
-        raise ValueError(f"scaling has the rope_type {' and '.join(map(repr, kinds))}, which must "
-                         f"be one of {', '.join(_KEYS)}")
-    theta, part = given.pop("rope_theta", base), given.pop("partial_rotary_factor", 1)
-    if theta != base and base != 10000.0:
-        raise ValueError(f"scaling has the rope_theta {theta!r}, but base is {base!r}")
-    if part != 1:
-        raise ValueError(f"scaling has the partial_rotary_factor {part!r}, which must be 1: a head "
-                         "is turned as a whole")
-    said = given.pop(_TRAINED, None) if kind in _NEED_LENGTH else None
-    for name, size in ((_TRAINED, said), ("max_len", max_len)):
-        if size is not None:
-            check_sizes(**{name: size})
-    needed, optional = _KEYS[kind]
-    if unknown := sorted(map(str, given.keys() - {*needed, *optional})):
-        raise ValueError(f"scaling of type {kind!r} has no use for {', '.join(unknown)}")
-    missing = [key for key in needed if key not in given]
-    if kind in _NEED_LENGTH and said is None and max_len is None:
-        missing.append(f"{_TRAINED} (or the argument max_len)")
-    if missing:
-        raise ValueError(f"scaling of type {kind!r} needs {', '.join(missing)}")
-    first, second = (max_len, said) if kind == "dynamic" else (said, max_len)   # as transformers
-    return kind, theta, given | {"trained": second if first is None else first}
-
-# %% ../../nbs/modern/29_position_embeddings.ipynb #6eea90ef
-def _check_numbers(base, settings):
-    """An error when a number of a scaling is none, or out of its range."""
-    numbers = {name: value for name, value in settings.items() if name != "trained"}
-    check_flags(truncate=numbers.pop("truncate", True))
-    check_below(math.inf, base=base, **numbers)
-    if base <= 1:
-        raise ValueError(f"base ({base!r}) must be more than 1")
-    for name, value in numbers.items():
-        if name == "factor" and value < 1:
-            raise ValueError(f"factor ({value!r}) must be 1 or more")
-        if value == 0 and not name.startswith("mscale"):
-            raise ValueError(f"{name} ({value!r}) must be more than 0")
-    for high, low in (("high_freq_factor", "low_freq_factor"), ("beta_fast", "beta_slow")):
-        top, bottom = numbers.get(high, 32), numbers.get(low, 1)
-        if top <= bottom:
-            raise ValueError(f"{high} ({top!r}) must be more than {low} ({bottom!r})")
-
-# %% ../../nbs/modern/29_position_embeddings.ipynb #a63f1b1a
-def _linear(rates, base, length, s):
-    """Every pair turns as much slower as texts get longer."""
-    return rates / s["factor"], 1.0
-
-
-def _dynamic(rates, base, length, s):
-    """A larger base, for texts longer than the trained length alone."""
-    head_dim = 2 * len(rates)
-    if head_dim < 4:
-        raise ValueError("scaling of type 'dynamic' needs a head_dim of 4 or more")
-    if length is None or length <= s["trained"]:
-        return rates, 1.0
-    growth = s["factor"] * length / s["trained"] - (s["factor"] - 1)
-    return _rates(head_dim, base * growth ** (head_dim / (head_dim - 2)), rates.dtype), 1.0
-
-
-def _llama3(rates, base, length, s):
-    """Fast pairs as they are, slow ones divided by the factor, and a ramp between the two."""
-    turns = s["trained"] * rates / (2 * math.pi)          # within the trained length
-    kept = (turns - s["low_freq_factor"]) / (s["high_freq_factor"] - s["low_freq_factor"])
-    kept = kept.clamp(0, 1)
-    return (1 - kept) * rates / s["factor"] + kept * rates, 1.0
-
-
-def _yarn(rates, base, length, s):
-    """A ramp over the pairs, from those as they are to those divided by the factor."""
-    pairs, factor = len(rates), s["factor"]
-    ends = [pairs * math.log(s["trained"] / (turns * 2 * math.pi)) / math.log(base)
-            for turns in (s.get("beta_fast", 32), s.get("beta_slow", 1))]   # which pair turns so
-    if s.get("truncate", True):
-        ends = math.floor(ends[0]), math.ceil(ends[1])
-    first, last = max(ends[0], 0), min(ends[1], 2 * pairs - 1)
-    number = torch.arange(pairs, dtype=rates.dtype, device="cpu")
-    slowed = ((number - first) / (last - first or 0.001)).clamp(0, 1)
-    scales = s.get("mscale"), s.get("mscale_all_dim")
-    scales = scales if all(scales) else (1, 0)
-    above, below = (0.1 * scale * math.log(factor) + 1 for scale in scales)
-    return (rates / factor * slowed + rates * (1 - slowed),
-            s.get("attention_factor", above / below))
-
 # %% ../../nbs/modern/29_position_embeddings.ipynb #99bc20a0
-_SCALINGS = {"linear": _linear, "dynamic": _dynamic, "llama3": _llama3, "yarn": _yarn}
-
-
 def rotary_frequencies(head_dim: int, base: float = 10000.0,
                        scaling: Mapping[str, Any] | None = None, length: int | None = None, *,
                        max_len: int | None = None, dtype: torch.dtype = torch.float32
@@ -495,10 +390,10 @@ def rotary_frequencies(head_dim: int, base: float = 10000.0,
         raise TypeError(f"dtype ({dtype!r}) must be torch.float32 or torch.float64")
     if length is not None:
         check_sizes(length=length)
-    kind, base, settings = _scaling_settings(scaling, base, max_len)
-    _check_numbers(base, settings)
-    rates = _rates(head_dim, base, dtype)
-    return (rates, 1.0) if kind == "default" else _SCALINGS[kind](rates, base, length, settings)
+    kind, base, settings = scaling_settings(scaling, base, max_len)
+    check_numbers(base, settings)
+    rates = pair_rates(head_dim, base, dtype)
+    return (rates, 1.0) if kind == "default" else SCALINGS[kind](rates, base, length, settings)
 
 # %% ../../nbs/modern/29_position_embeddings.ipynb #0ef79b0b
 def _check_positions(positions, dtype):
@@ -559,7 +454,7 @@ class RotaryEmbedding(nn.Module):
         super().__init__()
         check_flags(interleaved=interleaved)
         rotary_frequencies(head_dim, base, scaling, max_len=max_len)   # refuses what it cannot use
-        kind, self.base, settings = _scaling_settings(scaling, base, max_len)
+        kind, self.base, settings = scaling_settings(scaling, base, max_len)
         self.head_dim, self.interleaved, self.max_len = head_dim, interleaved, max_len
         self.scaling = None if scaling is None else dict(scaling)
         self.limit = settings["trained"] if kind == "dynamic" else math.inf
