@@ -5,7 +5,6 @@ __all__ = ['SPECIAL', 'T5Config', 'T5', 'corrupt_spans', 'restore_spans', 'rando
 
 # %% ../../nbs/modern/34_t5.ipynb #919399a4
 import math
-import operator
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,63 +16,25 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from ..attention.multi_head_attention import Cache, MultiHeadAttention
+from ..attention.multi_head_attention import Cache
+from ._spans import (checked_spans, like, random_parts, sentinel_list,
+                                              token_list)
 from ._t5_files import (Named, from_files, names_in_files,
                                                  settings_for_file)
+from ._t5_parts import check_config, draw, stacks
 from .decoder_only import _check_choice, _choose, _without_dropout
 from .kv_cache import KVCache
 from .normalization import RMSNorm
 from .position_embeddings import RelativePositionBias
 from ..text._vocabulary import (_checked_list, _checked_text, _read_json,
                                                  _write_json)
-from ..toolbox._arguments import check_below, check_flags, check_sizes
+from ..toolbox._arguments import check_below, check_sizes
 from ..toolbox.checkpoints import (CONFIG, CheckpointError, load_checkpoint,
                                                     load_into, named_tensors, rename_keys,
                                                     save_pretrained)
 from ..transformer._inputs import check_batch, keys_of
 from ..transformer._stack import caches_of
-from ..transformer.decoder import Decoder, DecoderLayer
-from ..transformer.encoder import Encoder, EncoderLayer
-from ..transformer.feed_forward import (ACTIVATIONS, FeedForward,
-                                                         GatedFeedForward)
 from ..transformer.transformer import TokenEmbedding
-
-# %% ../../nbs/modern/34_t5.ipynb #601a9206
-def _check_config(c):
-    """Refuse settings that no T5 can have."""
-    sizes = {name: getattr(c, name) for name in
-             ("vocab_size", "d_model", "num_layers", "num_heads", "d_ff", "max_distance")}
-    check_sizes(**sizes)
-    check_sizes(4, num_buckets=c.num_buckets)
-    if c.num_buckets % 2:
-        raise ValueError(f"num_buckets ({c.num_buckets}) must be even, half for each direction")
-    for name in ("num_decoder_layers", "head_dim"):
-        if getattr(c, name) is not None:
-            check_sizes(**{name: getattr(c, name)})
-    if c.head_dim is None and c.d_model % c.num_heads:
-        raise ValueError(f"num_heads ({c.num_heads}) must divide d_model ({c.d_model}), or "
-                         "head_dim must be given")
-    if c.max_distance <= c.num_buckets // 2:
-        raise ValueError(f"max_distance ({c.max_distance}) must be more than half of num_buckets "
-                         f"({c.num_buckets})")
-    check_below(1, dropout=c.dropout)
-    check_below(math.inf, norm_eps=c.norm_eps)
-    if not isinstance(c.activation, str) or c.activation not in ACTIVATIONS:
-        raise ValueError(f"activation ({c.activation!r}) must be one of {', '.join(ACTIVATIONS)}")
-    check_flags(gated=c.gated, tie_embeddings=c.tie_embeddings)
-    if c.scale_outputs is not None:
-        check_flags(scale_outputs=c.scale_outputs)
-    for name in ("pad_id", "start_id", "eos_id"):
-        _check_id(name, getattr(c, name), c.vocab_size)
-
-
-def _check_id(name, id, vocab_size):
-    """Refuse what is no id; None is let through for the end, which a model need not have."""
-    if id is None and name in ("eos_id", "eos"):
-        return
-    check_sizes(0, **{name: id})
-    if id >= vocab_size:
-        raise ValueError(f"{name} ({id}) must be less than vocab_size ({vocab_size})")
 
 # %% ../../nbs/modern/34_t5.ipynb #d20ffaed
 @dataclass(frozen=True)
@@ -134,7 +95,7 @@ class T5Config:
     eos_id: int | None = 1
 
     def __post_init__(self):
-        _check_config(self)
+        check_config(self)
         for name, value in vars(self).items():   # numpy's numbers would not go into a JSON file
             if not isinstance(value, bool | str | None):
                 plain = int(value) if isinstance(value, Integral) else float(value)
@@ -200,46 +161,6 @@ class T5Config:
         """
         return cls.small_v1_1(vocab_size, **{"d_model": 1472, "num_layers": 12, "d_ff": 3584,
                                              "num_decoder_layers": 4} | changes)
-
-# %% ../../nbs/modern/34_t5.ipynb #90fdd9a8
-def _parts_of(c):
-    """Functions that make the parts of a layer: a norm, an attention, a feed-forward network."""
-    def norm():
-        return RMSNorm(c.d_model, c.norm_eps)
-
-    def attention():
-        return MultiHeadAttention(c.d_model, c.num_heads, c.dropout, bias=False,
-                                  head_dim=c.head_dim, scale=1.0)
-
-    def feed_forward():
-        kind = GatedFeedForward if c.gated else FeedForward
-        return kind(c.d_model, c.d_ff, c.activation, bias=False, dropout=c.dropout)
-    return norm, attention, feed_forward
-
-
-def _stacks(c):
-    """Encoder and decoder: the layers of chapters 23 and 24, made of these parts."""
-    norm, attention, feed_forward = _parts_of(c)
-    encoder = [EncoderLayer(attention(), feed_forward(), norm, True, c.dropout)
-               for _ in range(c.num_layers)]
-    decoder = [DecoderLayer(attention(), attention(), feed_forward(), norm, True, c.dropout)
-               for _ in range(c.num_decoder_layers or c.num_layers)]
-    return Encoder(encoder, norm()), Decoder(decoder, norm())
-
-
-@torch.no_grad()
-def _draw(model):
-    """T5's start: each matrix so that what it gives is about 1 large, queries smaller by the root
-    of head_dim, which takes the place of dividing the scores by it."""
-    c = model.config
-    for name, part in model.named_modules():
-        if isinstance(part, RelativePositionBias):
-            part.weight.normal_(std=c.d_model ** -0.5)
-        elif isinstance(part, TokenEmbedding):
-            part.weight.normal_()
-        elif isinstance(part, nn.Linear):
-            narrower = len(part.weight) // c.num_heads if name.endswith("query") else 1
-            part.weight.normal_(std=(part.in_features * narrower) ** -0.5)
 
 # %% ../../nbs/modern/34_t5.ipynb #6cd70439
 _Mask = Bool[Tensor, "batch length"] | Int[Tensor, "batch length"] | None
@@ -338,11 +259,11 @@ class T5(nn.Module):
         buckets = c.num_buckets, c.max_distance
         self.encoder_bias = RelativePositionBias(c.num_heads, *buckets, bidirectional=True)
         self.decoder_bias = RelativePositionBias(c.num_heads, *buckets, bidirectional=False)
-        self.encoder, self.decoder = _stacks(c)
+        self.encoder, self.decoder = stacks(c)
         self.output = (None if c.tie_embeddings
                        else nn.Linear(c.d_model, c.vocab_size, bias=False))
         self.dropout = nn.Dropout(c.dropout)
-        _draw(self)
+        draw(self)
 
     def encode(self, input_ids: Int[Tensor, "batch length"],
                attention_mask: _Mask = None) -> Float[Tensor, "batch length d_model"]:
@@ -499,62 +420,7 @@ class T5(nn.Module):
         save_pretrained(Named({renamed[name]: tensor for name, tensor in tensors.items()}),
                         settings_for_file(self.config), folder)
 
-# %% ../../nbs/modern/34_t5.ipynb #489b516d
-def _token_list(name, tokens):
-    """Ids or words as a list, from a list or from a tensor of one axis."""
-    if isinstance(tokens, Tensor):
-        if tokens.dim() != 1 or tokens.dtype != torch.int64:
-            raise ValueError(f"{name} must be a tensor (length,) of int64, not of shape "
-                             f"{tuple(tokens.shape)} and {tokens.dtype}")
-        return tokens.tolist()
-    if isinstance(tokens, (str, bytes)) or not isinstance(tokens, Iterable):
-        raise TypeError(f"{name} must be a list of ids, not {type(tokens).__name__}")
-    tokens = list(tokens)
-    for token in tokens:
-        if isinstance(token, bool) or not isinstance(token, (Integral, str)):
-            raise TypeError(f"{name} must hold ids, whole numbers, not {token!r}")
-    return tokens
-
-
-def _sentinel_list(sentinel_ids, needed):
-    """The sentinels, all different, and as many as are needed."""
-    sentinels = _token_list("sentinel_ids", sentinel_ids)
-    if len(set(sentinels)) < len(sentinels):
-        raise ValueError("sentinel_ids must all be different")
-    if len(sentinels) < needed:
-        raise ValueError(f"sentinel_ids has {len(sentinels)} ids, but {needed} are needed: one for "
-                         "each span, and one for the end")
-    return sentinels
-
-
-def _like(given, *lists):
-    """The lists, as tensors where a tensor was given."""
-    if not isinstance(given, Tensor):
-        return lists
-    if any(isinstance(token, str) for part in lists for token in part):
-        raise TypeError("sentinel_ids must be ids, not words, where ids are a tensor")
-    return tuple(torch.tensor(part, dtype=torch.int64, device=given.device) for part in lists)
-
 # %% ../../nbs/modern/34_t5.ipynb #a78afd6e
-def _checked_spans(spans, length):
-    """The spans in order; none empty, outside the text, or over another."""
-    try:
-        spans = sorted((int(operator.index(start)), int(operator.index(end)))
-                       for start, end in spans)
-    except (TypeError, ValueError):
-        raise TypeError("spans must be a list of (start, end) of whole numbers") from None
-    before = 0
-    for start, end in spans:
-        if not 0 <= start < end <= length:
-            raise ValueError(f"span ({start}, {end}) must hold a token or more of the {length} "
-                             "there are")
-        if start < before:
-            raise ValueError(f"span ({start}, {end}) overlaps the one before, which ends at "
-                             f"{before}")
-        before = end
-    return spans
-
-
 def corrupt_spans(ids: Sequence[int | str] | Int[Tensor, " length"],
                   sentinel_ids: Sequence[int | str] | Int[Tensor, " sentinels"],
                   noise_density: float = 0.15, mean_span_length: float = 3.0,
@@ -589,11 +455,11 @@ def corrupt_spans(ids: Sequence[int | str] | Int[Tensor, " length"],
         >>> corrupt_spans([5, 6, 7, 8, 9], [99, 98], spans=[(1, 3)])
         ([5, 99, 8, 9], [99, 6, 7, 98])
     """
-    tokens = _token_list("ids", ids)
+    tokens = token_list("ids", ids)
     if spans is None:
         spans = random_spans(len(tokens), noise_density, mean_span_length, generator)
-    spans = _checked_spans(spans, len(tokens))
-    sentinels = _sentinel_list(sentinel_ids, len(spans) + 1)
+    spans = checked_spans(spans, len(tokens))
+    sentinels = sentinel_list(sentinel_ids, len(spans) + 1)
     if both := set(tokens) & set(sentinels):
         raise ValueError(f"ids must not hold a sentinel, but hold {min(both, key=str)!r}")
     inputs, targets, at = [], [], 0
@@ -601,7 +467,7 @@ def corrupt_spans(ids: Sequence[int | str] | Int[Tensor, " length"],
         inputs += [*tokens[at:start], sentinel]
         targets += [sentinel, *tokens[start:end]]
         at = end
-    return _like(ids, inputs + tokens[at:], [*targets, sentinels[len(spans)]])
+    return like(ids, inputs + tokens[at:], [*targets, sentinels[len(spans)]])
 
 # %% ../../nbs/modern/34_t5.ipynb #e90d2984
 def restore_spans(inputs: Sequence[int | str] | Int[Tensor, " length"],
@@ -631,8 +497,8 @@ def restore_spans(inputs: Sequence[int | str] | Int[Tensor, " length"],
         >>> restore_spans([5, 99, 8, 9], [99, 6, 7, 98], [99, 98])
         [5, 6, 7, 8, 9]
     """
-    text, said = _token_list("inputs", inputs), _token_list("targets", targets)
-    sentinels = _sentinel_list(sentinel_ids, 1)
+    text, said = token_list("inputs", inputs), token_list("targets", targets)
+    sentinels = sentinel_list(sentinel_ids, 1)
     known = set(sentinels)
     left, told = ([t for t in part if t in known] for part in (text, said))
     if left != sentinels[:len(left)]:
@@ -649,16 +515,9 @@ def restore_spans(inputs: Sequence[int | str] | Int[Tensor, " length"],
             current.append(token)
     for token in text:
         restored += spans[token] if token in known else [token]
-    return _like(inputs, restored)[0]
+    return like(inputs, restored)[0]
 
 # %% ../../nbs/modern/34_t5.ipynb #442833e1
-def _random_parts(total, count, generator):
-    """`count` whole numbers from 1 up with this sum: every such list is equally likely."""
-    cuts = torch.randperm(total - 1, generator=generator, device="cpu")[:count - 1].sort().values
-    ends = [0, *(cuts + 1).tolist(), total]
-    return [end - start for start, end in zip(ends, ends[1:])]
-
-
 def random_spans(length: int, noise_density: float = 0.15, mean_span_length: float = 3.0,
                  generator: torch.Generator | None = None) -> list[tuple[int, int]]:
     """Where `corrupt_spans` cuts by default: spans that do not touch, anywhere in the text.
@@ -696,9 +555,9 @@ def random_spans(length: int, noise_density: float = 0.15, mean_span_length: flo
         return []
     hidden = min(max(round(length * noise_density), 1), length - 1)
     count = min(max(round(hidden / mean_span_length), 1), hidden, length - hidden + 1)
-    gaps = _random_parts(length - hidden + 2, count + 1, generator)   # both ends may be empty
+    gaps = random_parts(length - hidden + 2, count + 1, generator)   # both ends may be empty
     spans, at = [], -1
-    for gap, width in zip(gaps, _random_parts(hidden, count, generator)):
+    for gap, width in zip(gaps, random_parts(hidden, count, generator)):
         spans.append((at + gap, at + gap + width))
         at += gap + width
     return spans
@@ -798,7 +657,7 @@ class ByteTokenizer:
             TypeError: `ids` is no list of whole numbers.
         """
         if isinstance(ids, Tensor):
-            ids = _token_list("ids", ids)
+            ids = token_list("ids", ids)
         return b"".join(_bytes_of(self, id) for id in _checked_list(ids, "ids", "whole numbers")
                         ).decode(errors="replace")
 
