@@ -413,7 +413,13 @@ def test_a_model_with_a_window_may_keep_more():
     """The mask of the model hides what the cache need not have kept."""
     for window in (None, 4, 5, 9):
         assert with_and_without(lm(window=4), [5, 1, 6, 2], KVCache(2, 14, window)) < 1e-11
-    assert with_and_without(lm(window=4), [5, 1, 6, 2], KVCache(2, 14, 3)) > 1e-3
+    assert with_and_without(lm(window=4), [5, 1, 6, 2], [LayerCache(14, 3) for _ in range(2)]) > 1e-3
+
+
+@pytest.mark.parametrize("model, window, sees", [(4, 3, "4"), (None, 9, "all")])
+def test_a_cache_that_forgets_what_the_model_looks_at_is_refused(model, window, sees):
+    with pytest.raises(ValueError, match=f"cache has the window {window}, but a query of this model sees {sees} positions"):
+        lm(window=model)(ids_of(1, 5), cache=KVCache(2, 14, window))
 
 
 def test_a_batch_equals_its_rows():
@@ -542,7 +548,7 @@ def layers_of(kind, *more):
     (lambda: with_positions(lambda x, start: start if isinstance(start, int) else start[:1]), None, {"padded"}),
     (lambda: with_positions(lambda x, start: start if isinstance(start, int) else (start - start[:, :1]).clamp(min=0)), None, {"padded"}),
     (late, None, {"single", "pieces", "padded"}),
-    (lambda: lm(window=4), lambda: KVCache(2, 14, 3), {"single", "pieces", "padded"}),
+    (lambda: lm(window=4), lambda: [LayerCache(14, 3) for _ in range(2)], {"single", "pieces", "padded"}),
     (lambda: lm(window=4), lambda: layers_of(Rolling, 4, 0, True), {"pieces"}),
 ], ids=["is_causal", "positions from 0", "position only if several", "one position for all rows", "rows restart", "offset read twice",
         "window one short", "prompt cut first"])

@@ -236,6 +236,17 @@ def _mask(c, length, total, keys, device):
     return keys if length == 1 else combine_masks(causal_mask(length, total, device), keys)
 
 
+def _held(cache, c, layers):
+    """How many positions a cache has seen; refuse one that forgets what this model looks at."""
+    if not isinstance(cache, KVCache):
+        return 0 if cache is None else caches_of(cache, layers)[0].length
+    kept = cache[0].window
+    if kept is not None and (c.window is None or kept < c.window):
+        raise ValueError(f"cache has the window {kept}, but a query of this model sees "
+                         f"{'all' if c.window is None else c.window} positions: it would miss some")
+    return cache.length
+
+
 def _positions(keys, held):
     """Where the new tokens stand: behind the cached ones, or by the count of real tokens."""
     return held if keys is None else (keys[:, 0, 0].cumsum(1) - 1).clamp(min=0)[:, held:]
@@ -297,10 +308,8 @@ class CausalLM(nn.Module):
             ValueError: an id out of range, no sequence, no token, more than the table of positions
                 has, another device, or a mask or a cache that does not fit.
         """
-        c, held = self.config, 0
-        if cache is not None:
-            known = isinstance(cache, KVCache)
-            held = (cache if known else caches_of(cache, self.decoder.layers)[0]).length
+        c = self.config
+        held = _held(cache, c, self.decoder.layers)
         check_batch("input_ids", input_ids, self.embedding.weight,
                     None if self.position is None else c.max_len, held)
         length, total = input_ids.shape[1], held + input_ids.shape[1]

@@ -17,10 +17,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from ..attention.multi_head_attention import Cache
+from ._causal_lm_files import NamedTensors
 from ._spans import (checked_spans, like, random_parts, sentinel_list,
                                               token_list)
-from ._t5_files import (Named, from_files, names_in_files,
-                                                 settings_for_file)
+from ._t5_files import from_files, names_in_files, settings_for_file
 from ._t5_parts import check_config, draw, stacks
 from .decoder_only import _check_choice, _choose, _without_dropout
 from .kv_cache import KVCache
@@ -417,7 +417,7 @@ class T5(nn.Module):
         names = {ours: theirs for theirs, ours in names_in_files(self.config.gated).items()}
         tensors = named_tensors(self)
         renamed = rename_keys(tensors, names)
-        save_pretrained(Named({renamed[name]: tensor for name, tensor in tensors.items()}),
+        save_pretrained(NamedTensors({renamed[name]: part for name, part in tensors.items()}),
                         settings_for_file(self.config), folder)
 
 # %% ../../nbs/modern/34_t5.ipynb #a78afd6e
