@@ -14,6 +14,7 @@ from speed import ratio
 from torch import nn
 from torch.nn import functional as F
 
+from transformer_course.modern._by_columns import by_columns
 from transformer_course.modern.decoder_only import CausalLM, CausalLMConfig
 from transformer_course.modern.kv_cache import KVCache
 from transformer_course.toolbox.checkpoints import CheckpointError, load_checkpoint, read_tensors, write_tensors
@@ -761,6 +762,40 @@ def test_the_table_may_be_used_up_to_its_last_row(config, longest):
     model = CausalLM(config).eval()
     assert model.generate(ids_of(17, 1, longest), 1).shape == (1, longest + 1)
     assert model.generate(ids_of(17, 1, longest - 3), 4, use_cache=False).shape == (1, longest + 1)
+
+
+# -- the order of numbers in memory
+
+def _memory(model):
+    return {name: (number.data_ptr(), number.stride()) for name, number in model.named_parameters()}
+
+
+@pytest.mark.parametrize("config", [CausalLMConfig.gpt2(30, d_model=8, num_layers=2, num_heads=2, d_ff=20),
+                                    CausalLMConfig.mistral(30, d_model=8, num_layers=2, num_heads=4, num_kv_heads=2, d_ff=20)])
+def test_generating_leaves_the_memory_as_it_was(config):
+    model = CausalLM(config)
+    before, numbers = _memory(model), copy.deepcopy(model.state_dict())
+    with by_columns(model):
+        inside = _memory(model)
+        assert inside["decoder.layers.0.feed_forward.sublayer.up.weight"][1] == (1, 20) != before["decoder.layers.0.feed_forward.sublayer.up.weight"][1]
+        assert all(torch.equal(number, numbers[name]) for name, number in model.state_dict().items())
+    ids = ids_of(30, 2, 3)
+    assert torch.equal(model.generate(ids, 20), model.generate(ids, 20, use_cache=False))
+    with torch.inference_mode():
+        model.generate(ids, 20)
+    with pytest.raises(RuntimeError, match="stop"), by_columns(model):
+        raise RuntimeError("stop")
+    assert _memory(model) == before and all(torch.equal(number, numbers[name]) for name, number in model.state_dict().items())
+    model(ids).sum().backward()          # and it can be trained
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_only_float32_is_moved(dtype):
+    model = CausalLM(CausalLMConfig.gpt2(30, d_model=8, num_layers=1, num_heads=2, d_ff=20)).to(dtype)
+    before = _memory(model)
+    with by_columns(model):
+        assert _memory(model) == before
 
 
 # -- speed

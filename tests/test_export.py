@@ -13,7 +13,7 @@ from reading import PACKAGE, ROOT, code, contents, md, stream, write_notebook
 
 BIN = Path(sysconfig.get_path("scripts"))
 BY_HAND = {"__init__.py", "py.typed", "toolbox/exercises.py", "toolbox/fonts/CourseHangul.ttf", "toolbox/fonts/OFL.txt",
-           *(f"modern/{name}_results.json" for name in ("position_embeddings", "normalization", "attention_variants", "decoder_only", "t5")),
+           *(f"modern/{name}_results.json" for name in ("position_embeddings", "normalization", "attention_variants", "decoder_only", "t5", "one_block")),
            "transformer/translation_results.json", *(f"transformer/teddy_translator/{name}.{kind}" for name, kind in
                                                      (("config", "json"), ("model", "safetensors"), ("tokenizer", "json")))}
 

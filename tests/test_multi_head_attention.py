@@ -12,7 +12,7 @@ from speed import interleaved
 from torch import nn
 from torch.nn import functional as F
 
-from transformer_course.attention._projections import project
+from transformer_course.attention._projections import joined, project, put_together
 from transformer_course.attention import MultiHeadAttention, merge_heads, record_attention, split_heads, xavier_init
 from transformer_course.attention.multi_head_attention import Cache
 from transformer_course.attention.masks import causal_mask
@@ -816,6 +816,70 @@ def test_the_projections_together():
 @pytest.mark.parametrize("wrong", [_stacked(order=(0, 2, 1)), _stacked(always=True), _stacked(bias=False)])
 def test_wrong_projections_are_caught(wrong):
     assert not projects_like_three_layers(wrong)
+
+
+def _three(bias=True, widths=(6, 4, 4), dtype=torch.float64):
+    torch.manual_seed(0)
+    return [nn.Linear(5, width, bias=bias, dtype=dtype) for width in widths]
+
+
+def finds_what_was_moved(joined):
+    """Whether the matrix is that of the layers exactly while their numbers lie together."""
+    layers = _three()
+    wanted = torch.cat([layer.weight.detach() for layer in layers])
+    if joined(layers) is not None:
+        return False
+    put_together(layers)
+    if not torch.equal(torch.cat([layer.weight.detach() for layer in layers]), wanted):
+        return False
+    with torch.no_grad():
+        layers[1].weight *= 2        # numbers that change where they lie are still found
+        wanted = torch.cat([layer.weight for layer in layers])
+        moved = joined(layers)
+        if moved is None or not torch.equal(moved, wanted) or joined(layers[::-1]) is not None or joined([layers[0]] * 3) is not None:
+            return False
+    layers[2].weight.data = layers[2].weight.data.clone()
+    other = _three()
+    put_together(other)
+    return joined(layers) is None and joined([layers[0], layers[1], other[2]]) is None
+
+
+def _any_strides(layers):
+    first, rows = layers[0].weight, sum(len(layer.weight) for layer in layers)
+    return first.as_strided((rows, 5), (1, rows)) if all(layer.weight.stride() == (1, rows) for layer in layers) else None
+
+
+def _first_only(layers):
+    first, rows = layers[0].weight, sum(len(layer.weight) for layer in layers)
+    return first.as_strided((rows, 5), (1, rows)) if first.stride() == (1, rows) else None
+
+
+def test_matrices_that_lie_together_are_found():
+    assert finds_what_was_moved(joined)
+
+
+@pytest.mark.parametrize("wrong", [_any_strides, _first_only, lambda layers: torch.cat([layer.weight for layer in layers]), lambda layers: None])
+def test_matrices_that_do_not_are_told_apart(wrong):
+    try:
+        found = finds_what_was_moved(wrong)
+    except RuntimeError as error:                # it reached beyond the memory
+        assert "out of bounds" in str(error)
+    else:
+        assert not found
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_one_product_where_the_matrices_lie_together(bias):
+    layers, x = _three(bias), torch.randn(1, 1, 5, dtype=torch.float64)
+    wanted = [layer(x).detach() for layer in layers]
+    put_together(layers)
+    with torch.no_grad():
+        parts = project(layers, x, x)
+    assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(parts, wanted))
+    assert len({part.untyped_storage().data_ptr() for part in parts}) == 1
+    loss = sum(part.sum() for part in project(layers, x, x))         # with gradients the layers are called
+    loss.backward()
+    assert all(layer.weight.grad is not None for layer in layers)
 
 
 class _Doubled(nn.Linear):

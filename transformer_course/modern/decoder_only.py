@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from ..attention.masks import causal_mask, combine_masks
 from ..attention.multi_head_attention import Cache
+from ._by_columns import by_columns
 from ._causal_lm_files import (family_of, settings_for_file,
                                                         settings_from_file, tensors_for_file,
                                                         tensors_from_file)
@@ -494,7 +495,7 @@ def _generate(model, ids, max_new_tokens, mask, choice, eos, use_cache):
     cache = None
     if use_cache:
         cache = KVCache(c.num_layers, ids.shape[1] + max_new_tokens - 1, c.window)
-    with _without_dropout(model):
+    with _without_dropout(model), by_columns(model, use_cache and max_new_tokens >= 16):
         for _ in range(max_new_tokens):
             last = model.features(new, mask, cache)[:, -1]   # the others' logits nobody asks for
             chosen = _choose(model._logits(last), *choice)

@@ -203,8 +203,8 @@ class KVCache(Sequence):
         num_layers: how many layers the model has.
         max_len: how many positions may come in all.
         window: how many positions a query sees, its own included; None forgets nothing. It must not
-            be less than the model's own window, and None for a model without one: nobody checks,
-            and the scores would be wrong. A cache for a context must forget nothing.
+            be less than the model's own window, and None for a model without one, or the scores
+            would be wrong; `CausalLM` refuses it. A cache for a context must forget nothing.
 
     Raises:
         ValueError: an argument is no whole number from 1 up.

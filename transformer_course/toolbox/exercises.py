@@ -48,6 +48,7 @@ _MODULES = {
     "32": "modern.kv_cache_exercises",
     "33": "modern.decoder_only_exercises",
     "34": "modern.t5_exercises",
+    "35": "modern.one_block_six_models_exercises",
 }
 
 
