@@ -99,7 +99,8 @@ class ApiPart(SphinxDirective):
 
     def run(self):
         part, lines = self.arguments[0], []
-        modules = [(c.name, c.docname) for c in chapters() if c.part == part]
+        public = set(exported().values())       # a chapter may export nothing that is for users
+        modules = [(c.name, c.docname) for c in chapters() if c.part == part and c.docname in public]
         for name, docname in modules + [(name, None) for name in BY_HAND.get(part, [])]:
             full = f"{PACKAGE}.{part}.{name}"
             importlib.import_module(full)  # a clear traceback here, rather than a warning from autodoc
