@@ -14,6 +14,9 @@ from reading import PACKAGE, ROOT, code, contents, md, stream, write_notebook
 BIN = Path(sysconfig.get_path("scripts"))
 BY_HAND = {"__init__.py", "py.typed", "toolbox/exercises.py", "toolbox/fonts/CourseHangul.ttf", "toolbox/fonts/OFL.txt",
            *(f"modern/{name}_results.json" for name in ("position_embeddings", "normalization", "attention_variants", "decoder_only", "t5", "one_block")),
+           *(f"bert/{name}_results.json" for name in ("pretraining", "fine_tuning", "sentence_embeddings", "distillation", "roberta", "limits")),
+           "bert/glossary.json", *(f"bert/teddy_bert/{name}" for name in ("config.json", "model.safetensors", "tokenizer.json")),
+           *(f"vision/{name}_results.json" for name in ("vit", "vit_vs_cnn")),
            "transformer/translation_results.json", *(f"transformer/teddy_translator/{name}.{kind}" for name, kind in
                                                      (("config", "json"), ("model", "safetensors"), ("tokenizer", "json")))}
 

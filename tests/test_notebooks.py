@@ -19,7 +19,7 @@ import os
 if importlib.util.find_spec("transformer_course") is None:  # Colab, Binder, an empty environment
     source = os.environ.get("TRANSFORMER_COURSE_SOURCE",
                             "git+{facts()["git_url"]}")
-    %pip install -q "transformer_course[pretrained,scale] @ {{source}}\""""
+    %pip install -q "transformer_course[pretrained,scale,images] @ {{source}}\""""
 TAGS = {"remove-cell", "hide-input", "hide-output", "hide-cell", "remove-input", "remove-output", "nbval-ignore-output"}
 SECTIONS = {"a section on a known bug": r"spot the bug", "the exercises": r"^exercises$", "a summary": r"^summary$"}
 OPENING = {

@@ -42,6 +42,17 @@ MATCHES = {
     "modern.kv_cache": {"transformers": ["KVCache", "LayerCache"]},
     "modern.decoder_only": {"transformers": ["CausalLM.from_pretrained", "CausalLM.save_pretrained", "CausalLM.generate"]},
     "modern.t5": {"transformers": ["T5", "T5.save_pretrained", "ByteTokenizer"]},
+    "bert.inputs": {"transformers": ["encode_pair", "pad_batch", "BertEmbeddings"], "tokenizers": ["encode_pair"]},
+    "bert.model": {"transformers": ["Bert", "Bert.from_pretrained", "Bert.save_pretrained"]},
+    "bert.pretraining": {"transformers": ["BertForPreTraining"]},
+    "bert.fine_tuning": {"transformers": [*(f"BertFor{task}{what}" for task in ("SequenceClassification", "TokenClassification", "QuestionAnswering")
+                                            for what in ("", ".from_pretrained", ".save_pretrained", ".loss")), "best_span", "encode_words"]},
+    "bert.sentence_embeddings": {"sentence-transformers": ["mean_pool", "cls_pool", "max_pool", "SentenceEncoder"]},
+    "bert.distillation": {"torch": ["kl_divergence", "distillation_loss"],
+                          "transformers": ["DistilBert", "DistilBert.from_pretrained", "DistilBert.save_pretrained"]},
+    "bert.roberta": {"transformers": ["Roberta", "Roberta.from_pretrained", "Roberta.save_pretrained", "roberta_positions", "encode_roberta_pair"]},
+    "bert.limits": {"transformers": ["window_global_mask"]},
+    "vision.vit": {"transformers": ["PatchEmbedding", "ViT.forward", "ViT.from_pretrained", "ViT.save_pretrained", "resize_positions"]},
 }
 
 

@@ -20,4 +20,4 @@ if os.environ.get("TRANSFORMER_COURSE_CHECK_SHAPES") == "1":
                         "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))")
 
 __getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submodules=[
-    "attention", "metrics", "modern", "recurrent", "text", "toolbox", "transformer"])
+    "attention", "bert", "metrics", "modern", "recurrent", "text", "toolbox", "transformer", "vision"])

@@ -142,11 +142,12 @@ class ClaimsTable(ClaimDirective):
         return body
 
     def _counts(self, claims):
-        lines = ["| source | " + " | ".join(VERDICTS) + " | not yet examined | all |", "|---|" + "--:|" * (len(VERDICTS) + 2)]
+        columns = [*VERDICTS, *([] if all(c["verdict"] for c in claims) else [None])]
+        lines = ["| source | " + " | ".join(name or "not yet examined" for name in columns) + " | all |", "|---|" + "--:|" * (len(columns) + 1)]
         for source, name in [*SOURCES.items(), (None, "all")]:
             mine = [c["verdict"] for c in claims if source in (None, c["id"].split(".")[0])]
             seen = Counter(mine)
-            numbers = [str(seen[v]) for v in [*VERDICTS, None]] + [str(len(mine))]
+            numbers = [str(seen[v]) for v in columns] + [str(len(mine))]
             lines.append(f"| {name} | " + " | ".join(numbers) + " |")
         return lines
 

@@ -48,7 +48,8 @@ def describe(parts):
     """The map in words, for readers who cannot see it."""
     written = [str(p["number"]) for p in parts if p["written"]]
     uses = "; ".join(f"part {p['number']}, {p['title']}, builds on {' and '.join(map(str, p['needs']))}" for p in parts if p["needs"])
-    return f"Map of the parts. Written: {', '.join(written)}; the others are in preparation. From the top: part 0, {parts[0]['title']}; {uses}."
+    others = "" if len(written) == len(parts) else f" Written: {', '.join(written)}; the others are in preparation."
+    return f"Map of the parts.{others} From the top: part 0, {parts[0]['title']}; {uses}."
 
 
 def draw(parts):

@@ -49,6 +49,16 @@ _MODULES = {
     "33": "modern.decoder_only_exercises",
     "34": "modern.t5_exercises",
     "35": "modern.one_block_six_models_exercises",
+    "36": "bert.inputs_exercises",
+    "37": "bert.model_exercises",
+    "38": "bert.pretraining_exercises",
+    "39": "bert.fine_tuning_exercises",
+    "40": "bert.sentence_embeddings_exercises",
+    "41": "bert.distillation_exercises",
+    "42": "bert.roberta_exercises",
+    "43": "bert.limits_exercises",
+    "44": "vision.vit_exercises",
+    "45": "vision.vit_vs_cnn_exercises",
 }
 
 

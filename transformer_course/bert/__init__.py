@@ -1,0 +1,5 @@
+"""BERT and its family."""
+# Written by `make export`; do not edit.
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
