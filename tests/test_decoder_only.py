@@ -1,4 +1,5 @@
 """Decoder-only models: as Hugging Face's GPT-2, LLaMA and Mistral, from their files and back; generation; known faults; what is refused."""
+import contextlib
 import copy
 import dataclasses
 import json
@@ -780,9 +781,9 @@ def test_generating_leaves_the_memory_as_it_was(config):
         assert inside["decoder.layers.0.feed_forward.sublayer.up.weight"][1] == (1, 20) != before["decoder.layers.0.feed_forward.sublayer.up.weight"][1]
         assert all(torch.equal(number, numbers[name]) for name, number in model.state_dict().items())
     ids = ids_of(30, 2, 3)
-    assert torch.equal(model.generate(ids, 20), model.generate(ids, 20, use_cache=False))
+    assert torch.equal(model.generate(ids, 64), model.generate(ids, 64, use_cache=False))
     with torch.inference_mode():
-        model.generate(ids, 20)
+        model.generate(ids, 64)
     with pytest.raises(RuntimeError, match="stop"), by_columns(model):
         raise RuntimeError("stop")
     assert _memory(model) == before and all(torch.equal(number, numbers[name]) for name, number in model.state_dict().items())
@@ -799,6 +800,23 @@ def test_only_float32_is_moved(dtype):
 
 
 # -- speed
+
+@pytest.mark.bench
+@pytest.mark.parametrize("tokens, bound", [(16, 1.1), (64, 1.0)])
+def test_the_order_in_memory_pays_or_is_left_alone(within, unchecked, monkeypatch, tokens, bound):
+    """GPT-2 small on two threads: never slower than without; laid out for 16 tokens too it took 1.25 of the time."""
+    model, ids, threads = CausalLM(CausalLMConfig.gpt2()).eval(), ids_of(50257, 1, 32), torch.get_num_threads()
+
+    def without():
+        with monkeypatch.context() as patch:
+            patch.setattr(f"{MODULE}.by_columns", lambda model, wanted: contextlib.nullcontext())
+            model.generate(ids, tokens)
+    try:
+        torch.set_num_threads(2)
+        within(f"{tokens} tokens, of the time without by_columns", ratio(lambda: model.generate(ids, tokens), without, rounds=5), bound)
+    finally:
+        torch.set_num_threads(threads)
+
 
 @pytest.mark.bench
 def test_generation_is_faster_than_hugging_face(within, tmp_path, unchecked):

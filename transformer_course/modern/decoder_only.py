@@ -495,7 +495,7 @@ def _generate(model, ids, max_new_tokens, mask, choice, eos, use_cache):
     cache = None
     if use_cache:
         cache = KVCache(c.num_layers, ids.shape[1] + max_new_tokens - 1, c.window)
-    with _without_dropout(model), by_columns(model, use_cache and max_new_tokens >= 16):
+    with _without_dropout(model), by_columns(model, use_cache and max_new_tokens >= 64):
         for _ in range(max_new_tokens):
             last = model.features(new, mask, cache)[:, -1]   # the others' logits nobody asks for
             chosen = _choose(model._logits(last), *choice)
