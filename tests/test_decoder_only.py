@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from transformer_course.modern._by_columns import by_columns
-from transformer_course.modern.decoder_only import CausalLM, CausalLMConfig
+from transformer_course.modern.decoder_only import CausalLM, CausalLMConfig, lay_by_columns
 from transformer_course.modern.kv_cache import KVCache
 from transformer_course.toolbox.checkpoints import CheckpointError, load_checkpoint, read_tensors, write_tensors
 from transformer_course.toolbox.exercises import check, exercise_ids
@@ -799,6 +799,44 @@ def test_only_float32_is_moved(dtype):
         assert _memory(model) == before
 
 
+@pytest.mark.parametrize("config", [CausalLMConfig.gpt2(30, d_model=8, num_layers=2, num_heads=2, d_ff=20),
+                                    CausalLMConfig.llama(30, d_model=8, num_layers=2, num_heads=4, num_kv_heads=2, d_ff=20)], ids=["gpt2", "llama"])
+def test_laid_by_columns_once_and_for_all(config, tmp_path):
+    model = CausalLM(config).eval()
+    numbers, ids = copy.deepcopy(model.state_dict()), ids_of(30, 2, 3)
+    wanted = model(ids)
+    assert lay_by_columns(model) is model
+    first = _memory(model)
+    names = [f"decoder.layers.1.attention.sublayer.{name}.weight" for name in ("query", "key", "value")]
+    widths = [len(numbers[name]) for name in names]
+    assert [first[name][1] for name in names] == [(1, sum(widths))] * 3                                 # in one table, side by side
+    assert [first[name][0] - first[names[0]][0] for name in names] == [4 * sum(widths[:n]) for n in range(3)]
+    assert all(first[name][1] == (1, len(number)) for name, number in numbers.items() if number.dim() == 2 and len(number) > number.shape[1] and "attention" not in name and "position" not in name)
+    lay_by_columns(model)
+    model.generate(ids, 64)
+    assert _memory(model) == first                                                                      # nothing is moved twice
+    assert all(torch.equal(number, numbers[name]) for name, number in model.state_dict().items())
+    assert (model(ids) - wanted).abs().max() < 1e-5
+    model.save_pretrained(tmp_path)
+    again = CausalLM.from_pretrained(tmp_path)
+    assert all(torch.equal(number, numbers[name]) for name, number in again.state_dict().items())
+    assert all(weight.is_contiguous() for weight in again.parameters())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)                              # and it can be trained
+    before = -model(ids).log_softmax(-1)[:, :-1].gather(-1, ids[:, 1:, None]).mean()
+    before.backward()
+    optimizer.step()
+    assert -model(ids).log_softmax(-1)[:, :-1].gather(-1, ids[:, 1:, None]).mean() < before
+    copied = copy.deepcopy(model)
+    assert torch.equal(copied.generate(ids, 5), model.generate(ids, 5))
+
+
+@pytest.mark.parametrize("wrong, error", [(CausalLM(CausalLMConfig.gpt2(30, d_model=8, num_layers=1, num_heads=2, d_ff=20)).half(), ValueError), ({}, TypeError),
+                                          (torch.nn.Linear(2, 3, device="meta"), ValueError)], ids=["half", "dict", "meta"])
+def test_what_cannot_be_laid_by_columns_is_refused(wrong, error, unchecked):
+    with pytest.raises(error, match="model must"):
+        lay_by_columns(wrong)
+
+
 # -- speed
 
 @pytest.mark.bench
@@ -819,8 +857,9 @@ def test_the_order_in_memory_pays_or_is_left_alone(within, unchecked, monkeypatc
 
 
 @pytest.mark.bench
-def test_generation_is_faster_than_hugging_face(within, tmp_path, unchecked):
-    """GPT-2 small, prompt 32, 64 new tokens, two threads."""
+@pytest.mark.parametrize("prepare, bound", [(lay_by_columns, 0.90), (lambda model: model, 1.05)], ids=["laid by columns", "as it is"])
+def test_generation_is_faster_than_hugging_face(prepare, bound, within, tmp_path, unchecked):
+    """GPT-2 small, prompt 32, 64 new tokens, two threads. Hugging Face's GPT-2 lies by columns, as its files do."""
     from transformers import GPT2Config, GPT2LMHeadModel
     threads = torch.get_num_threads()
     try:
@@ -828,11 +867,11 @@ def test_generation_is_faster_than_hugging_face(within, tmp_path, unchecked):
         torch.manual_seed(0)
         theirs = GPT2LMHeadModel(GPT2Config(eos_token_id=None)).eval()
         theirs.save_pretrained(tmp_path)
-        ours, ids = CausalLM.from_pretrained(tmp_path), ids_of(50257, 1, 32)
+        ours, ids = prepare(CausalLM.from_pretrained(tmp_path)), ids_of(50257, 1, 32)
         wanted = theirs.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=64, do_sample=False, pad_token_id=0)
         assert torch.equal(ours.generate(ids, 64), wanted)
         within("generate, of transformers' time", ratio(
             lambda: ours.generate(ids, 64),
-            lambda: theirs.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=64, do_sample=False, pad_token_id=0), rounds=5), 0.90)
+            lambda: theirs.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=64, do_sample=False, pad_token_id=0), rounds=9), bound)
     finally:
         torch.set_num_threads(threads)
