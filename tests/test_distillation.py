@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from transformer_course.bert import _distillation_runs as runs
+from transformer_course.bert import _fine_tuning_tasks as fine
 from transformer_course.bert._teddy_bert import teddy_bert
 from transformer_course.bert.distillation import DistilBert, distillation_loss, kl_divergence
 from transformer_course.bert.model import Bert, BertConfig
@@ -511,7 +512,8 @@ def test_any_layers_in_any_order_with_the_teachers_dtype():
     (TypeError, "bert must be a Bert, not DistilBert", lambda: DistilBert(tiny()), None), (TypeError, "not BertConfig", tiny, None),
     (ValueError, "layers is empty", lambda: teacher_of(4), ()), (ValueError, "layers holds 4, but the teacher's are 0 to 3", lambda: teacher_of(4), (0, 4)),
     (ValueError, "layers holds -1", lambda: teacher_of(4), (-1,)), (ValueError, "layers holds True", lambda: teacher_of(4), (True,)),
-    (ValueError, "layers holds 1.0", lambda: teacher_of(4), (1.0,))])
+    (ValueError, "layers holds 1.0", lambda: teacher_of(4), (1.0,)), (TypeError, "layers must be a list of numbers, not 3", lambda: teacher_of(4), 3),
+    (TypeError, "layers must be a list of numbers, not '02'", lambda: teacher_of(4), "02")])
 def test_from_teacher_refuses(unchecked, error, says, bert, layers):
     with pytest.raises(error, match=says):
         DistilBert.from_teacher(bert(), layers)
@@ -574,7 +576,10 @@ def test_results_hold_every_seed_and_no_more():
     for copied, targets in runs.STUDENTS:
         seeds = [run["seed"] for run in stored["runs"] if run["kind"] == "student" and (run["copied"], run["targets"]) == (copied, targets)]
         assert seeds == [0, 1, 2]
-    assert {run["kind"] for run in stored["runs"]} == {"teacher", "cut out", "student", "few"}
+    assert {run["kind"] for run in stored["runs"]} == {"teacher", "cut out", "student", "few", "task"}
+    for task in runs.TASKS:
+        for start in ("taught", "cut out"):
+            assert [run["seed"] for run in stored["runs"] if run["kind"] == "task" and (run["task"], run["start"]) == (task, start)] == [0, 1, 2]
     assert stored["seconds"] < 600 and {"python", "torch"} <= stored["made_with"].keys()
 
 
@@ -586,6 +591,33 @@ def test_a_student_of_teddy_world_starts_as_stored():
         stored = next(run for run in runs.stored_results()["runs"] if run["kind"] == "student"
                       and (run["copied"], run["targets"], run["seed"]) == (copied, targets, 1))
         assert np.allclose(losses, stored["losses"][:5], atol=0.05)
+
+
+@pytest.mark.parametrize("task, shape", [("sentence", (3, 3)), ("pair", (3, 3)), ("token", (3, None, 7))])
+def test_a_student_under_a_head_of_a_task(task, shape):
+    """The head is new, the student stays as it was, and padding and segments are of no account."""
+    student = runs.new_student(teacher_bert := teddy_bert(), True)
+    before = copy.deepcopy(student.body.state_dict())
+    rows = [fine.row_of(task, example) for example in fine.training_examples(task, 3, 0)]
+    model, history = runs.fine_tune_student(student, task, rows, 0, stop=2)
+    assert len(history.losses) == 2 and all(torch.equal(before[name], tensor) for name, tensor in student.body.state_dict().items())
+    assert any(not torch.equal(before[name], tensor) for name, tensor in model.body.state_dict().items())
+    inputs, _ = fine.batch_of(task, rows)
+    scores = model(*inputs)
+    assert tuple(scores.shape) == tuple(inputs.input_ids.shape[1] if size is None else size for size in shape)
+    assert torch.equal(scores, model(*inputs[:2])) and teacher_bert.bert is not model.body
+    one = inputs.attention_mask[:1].sum()
+    alone = model(inputs.input_ids[:1, :one])
+    assert torch.allclose(alone, scores[:1, :one] if task == "token" else scores[:1], atol=1e-5)
+
+
+def test_students_are_fine_tuned_as_stored():
+    student = runs.new_student(teddy_bert(), True, 1)
+    rows = [fine.row_of("sentence", example) for example in fine.training_examples("sentence", 1000, 1)]
+    losses = runs.fine_tune_student(student, "sentence", rows, 1, stop=5)[1].losses
+    stored = next(run for run in runs.stored_results()["runs"] if run["kind"] == "task"
+                  and (run["task"], run["start"], run["seed"]) == ("sentence", "cut out", 1))
+    assert np.allclose(losses, stored["losses"][:5], atol=2e-3)
 
 
 @pytest.mark.bench

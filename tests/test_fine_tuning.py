@@ -253,6 +253,8 @@ def test_labels_are_read_in_the_order_of_their_ids(folder):
     assert BertForSequenceClassification.from_pretrained(folder).label_names == ("a", "b", "c")
     rewrite(folder, ("id2label", "label2id"), num_labels=3)
     assert BertForSequenceClassification.from_pretrained(folder).label_names == ("LABEL_0", "LABEL_1", "LABEL_2")
+    rewrite(folder, problem_type="single_label_classification")
+    assert BertForSequenceClassification.from_pretrained(folder).label_names[2] == "LABEL_2"
     rewrite(folder, ("architectures", "classifier_dropout"))
     assert BertForSequenceClassification.from_pretrained(folder).dropout.p == CONFIG.dropout
 
@@ -272,7 +274,8 @@ def test_two_labels_are_what_an_absent_table_means(tmp_path):
     ({"model_type": "roberta"}, "model_type.*roberta"), ({"id2label": {"0": "a", "2": "b", "1": "b"}}, "label_names"),
     ({"id2label": {"1": "a", "2": "b", "3": "c"}}, "id2label"), ({"id2label": ["a", "b", "c"]}, "id2label"), ({"id2label": 3}, "id2label"),
     ({"id2label": {"0": "a", "1": "b"}}, "classifier.weight"), ({"num_labels": 5}, "num_labels.*id2label"),
-    ({"classifier_dropout": 1.5}, "dropout"), ({"classifier_dropout": "much"}, "dropout")], ids=str)
+    ({"classifier_dropout": 1.5}, "dropout"), ({"classifier_dropout": "much"}, "dropout"),
+    ({"problem_type": "regression"}, "problem_type.*regression"), ({"problem_type": "multi_label_classification"}, "problem_type.*multi")], ids=str)
 def test_what_a_config_says_of_the_head_is_checked(folder, change, says):
     rewrite(folder, **change)
     with pytest.raises(CheckpointError, match=says):
@@ -523,6 +526,17 @@ def test_labels_of_words_come_back_from_their_pieces(words):
     assert word_labels(noise, word_ids, len(words)) == labels   # what later pieces say does not matter
 
 
+def test_words_may_come_one_by_one(unchecked):
+    tokenizer, words = WordPieceTokenizer(["[UNK]", "bear", "##s", "play"]), ["bears", "play"]
+    assert encode_words(tokenizer, iter(words)) == encode_words(tokenizer, tuple(words)) == ([1, 2, 3], [0, 0, 1])
+
+
+def test_a_mask_of_the_second_text_needs_no_padding_mask():
+    ids, mask, segments = batch(17, (12, 12), longest=12)
+    assert torch.equal(second_text((ids, None, segments)), second_text((ids, mask, segments)))
+    assert torch.equal(second_text((ids, mask.long(), segments)), second_text((ids, mask, segments)))
+
+
 def copied(labels, word_ids):
     """Trap 58: the label of a word at each of its pieces."""
     return [-100 if word is None else labels[word] for word in word_ids]
@@ -578,6 +592,8 @@ ONES = torch.ones(3, 12, dtype=torch.int64)
     (lambda: TEXT.loss(INPUTS, torch.tensor([0, 1])), ValueError, r"labels.*\(3,\)"),
     (lambda: TEXT.loss(INPUTS, torch.tensor([0.0, 1.0, 1.0])), TypeError, "labels.*int64.*float"),
     (lambda: TEXT.loss(INPUTS, [0, 1, 1]), TypeError, "labels.*list"),
+    (lambda: BertForSequenceClassification(CONFIG, 1).loss(INPUTS, torch.tensor([0, 0, 0])), ValueError, "num_labels is 1"),
+    (lambda: BertForTokenClassification(CONFIG, 1).loss(INPUTS, torch.full((3, 12), -100)), ValueError, "num_labels is 1"),
     (lambda: TOKENS.loss(INPUTS, 2 * ONES), ValueError, "holds 2"),
     (lambda: TOKENS.loss(INPUTS, ONES), ValueError, "padding.*row 1.*at 5"),
     (lambda: TOKENS.loss(INPUTS, ONES[:, :5]), ValueError, "shape"),
@@ -587,6 +603,12 @@ ONES = torch.ones(3, 12, dtype=torch.int64)
     (lambda: ANSWERS.loss(INPUTS, torch.tensor([-1, 1, 0]), torch.tensor([2, 1, 0])), ValueError, "starts.*-1"),
     (lambda: best_span(torch.zeros(2, 3), torch.zeros(2, 4)), ValueError, "start_logits and end_logits"),
     (lambda: best_span(torch.zeros(3), torch.zeros(3)), ValueError, "batch, length"),
+    (lambda: best_span([[0.0]], torch.zeros(1, 1)), TypeError, "start_logits.*list"),
+    (lambda: best_span(torch.zeros(1, 1), None), TypeError, "end_logits.*NoneType"),
+    (lambda: best_span(torch.zeros(1, 1), torch.zeros(1, 1), [[True]]), TypeError, "allowed.*list"),
+    (lambda: second_text((ONES, ONES, None)), ValueError, "segments"), (lambda: second_text((ONES,)), ValueError, "segments"),
+    (lambda: ANSWERS.answer((INPUTS.input_ids, INPUTS.attention_mask)), ValueError, "segments"),
+    (lambda: pad_labels([[1], [0, "B-PER"]]), TypeError, r"rows\[1\].*B-PER"), (lambda: pad_labels([[1.5]]), TypeError, "rows.*1.5"),
     (lambda: best_span(torch.zeros(2, 0), torch.zeros(2, 0)), ValueError, "at least one"),
     (lambda: best_span(torch.zeros(2, 3), torch.zeros(2, 3), torch.ones(2, 3)), ValueError, "allowed.*bool"),
     (lambda: best_span(torch.zeros(2, 3), torch.zeros(2, 3), torch.ones(1, 3, dtype=torch.bool)), ValueError, "allowed"),
@@ -659,6 +681,8 @@ def test_stored_results_are_whole():
     found = {(run["task"], run["start"], run["size"], run["seed"]) for run in results["runs"] if run["kind"] == "sizes"}
     starts = "fine-tuned", "from scratch", "words alone", "majority"
     assert found == set(product(tasks.MAIN, starts, (50, 200, 1000), (0, 1, 2)))
+    alone = {(run["task"], run["size"], run["seed"]) for run in results["runs"] if run["kind"] == "head only"}
+    assert alone == set(product(tasks.MAIN, (1000,), (0, 1, 2)))
     assert all(0 <= value <= 1 for run in results["runs"] for value in run["scores"].values())
 
 

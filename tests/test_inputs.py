@@ -320,6 +320,16 @@ def test_a_guess_that_happens_to_be_right():
     assert torch.equal(inputs.attention_mask, inputs.input_ids != 0)
 
 
+@pytest.mark.parametrize("dtype", ["int32", "int64", "uint8", "int16", "uint64"])
+def test_ids_may_be_whole_numbers_of_numpy(dtype, unchecked):
+    import numpy as np
+    rows = [tuple(np.array(part, dtype) for part in example) for example in EXAMPLES]
+    inputs = pad_batch(rows)
+    assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(inputs, pad_batch(EXAMPLES)))
+    assert encode_pair(SMALL, [np.int32(5)], [np.int64(6)]) == encode_pair(SMALL, [5], [6])
+    assert {type(id) for id in encode_pair(SMALL, [np.int32(5)], [np.int64(6)])[0]} == {int}      # which JSON takes
+
+
 def test_inputs_travel_together():
     inputs = pad_batch(EXAMPLES)
     assert [name for name in inputs._fields] == ["input_ids", "attention_mask", "token_type_ids"]
@@ -572,10 +582,11 @@ def test_half_precision(dtype):
         assert embeddings(ids).isfinite().all()
 
 
-def test_it_compiles_to_a_graph_of_the_same_numbers():
+def test_other_parameters_through_functional_call():
     embeddings, ids = shaken(BertEmbeddings(11, 6, max_len=5)), torch.tensor([[2, 7, 3]])
-    functional = torch.func.functional_call(embeddings, dict(embeddings.named_parameters()), (ids, torch.zeros_like(ids)))
-    assert torch.equal(functional, embeddings(ids))
+    other = shaken(BertEmbeddings(11, 6, max_len=5), seed=7)
+    functional = torch.func.functional_call(embeddings, dict(other.named_parameters()), (ids, torch.zeros_like(ids)))
+    assert torch.equal(functional, other(ids)) and not torch.equal(functional, embeddings(ids))
 
 
 # -- what is refused
@@ -605,6 +616,17 @@ def test_texts_that_are_refused(unchecked, arguments, error, says):
         encode_pair(SMALL, **arguments)
 
 
+@pytest.mark.parametrize("tokenizer", [None, "vocab.txt", {"[CLS]": 2}, len], ids=str)
+def test_what_is_no_tokenizer(tokenizer, unchecked):
+    with pytest.raises(TypeError, match=f"tokenizer must have encode.*type {type(tokenizer).__name__}"):
+        encode_pair(tokenizer, "a")
+
+
+def test_a_tokenizer_of_hugging_face_is_told_apart(unchecked):
+    with pytest.raises(TypeError, match="tokenizer must have encode"):
+        encode_pair(theirs(), "a bear")
+
+
 def test_a_vocabulary_without_the_special_tokens(unchecked):
     for missing in ("[CLS]", "[SEP]"):
         others = [token for token in ("[UNK]", "[CLS]", "[SEP]", "a") if token != missing]
@@ -619,6 +641,7 @@ def test_a_vocabulary_without_the_special_tokens(unchecked):
     (([([2, 3], [0, 0]), "ab"],), TypeError, r"examples\[1\]"),
     (([(2, 3)],), TypeError, r"the ids of examples\[0\] must be a list of whole numbers"),
     (([([2.0, 3.0], [0, 0])],), TypeError, r"the ids of examples\[0\]"),
+    (([([2j, 3], [0, 0])],), TypeError, r"the ids of examples\[0\] must be a list of whole numbers"),
     (([([2, 3], [False, True])],), TypeError, r"the segments of examples\[0\]"),
     (([(["a"], [0])],), TypeError, r"the ids of examples\[0\]"),
     (([([[2], [3]], [0, 0])],), TypeError, r"the ids of examples\[0\]"),

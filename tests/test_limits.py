@@ -24,13 +24,12 @@ MODULE = "transformer_course.bert.limits"
 # Plausible answers that are wrong, for each exercise that is checked.
 
 
-def _pieces(last=True, extra=False, shift=None):
-    def pieces(ids, size, stride):
-        starts = list(range(0, max(len(ids) - size, 0), shift or stride))
-        starts += [max(len(ids) - size, 0)] if last else []
-        starts += [max(len(ids) - size, 0)] if extra else []
-        return [ids[start:start + size] for start in starts or [0]]
-    return pieces
+def _view(worth=min, end=1, beyond=0, of_equals=1, none=None):
+    def best_view(starts, size, place):
+        views = [(worth(place - start, start + size - end - place), -of_equals * piece, piece) for piece, start in enumerate(starts)
+                 if start <= place < start + size + beyond]
+        return max(views)[2] if views else none
+    return best_view
 
 
 def _layers(transpose=False, count=0, most=1000, self_too=False):
@@ -59,8 +58,8 @@ def _affine(zero=True, levels=255, include=True, round_zero=True, symmetric=Fals
 
 WRONG = [
     ("43.by-hand", [[5, 4, 10], [6, 5, 10], [10, 6, 10], [6, 4, 5]]),
-    ("43.pieces", [_pieces(last=False), _pieces(extra=True), _pieces(shift=1), lambda ids, size, stride: [ids[i:i + size] for i in
-                                                                                                      range(0, len(ids), stride)]]),
+    ("43.best-view", [_view(worth=max), _view(worth=lambda left, right: left), _view(worth=lambda left, right: right), _view(end=0),
+                      _view(of_equals=-1), _view(none=0), _view(worth=lambda left, right: 0), _view(beyond=99)]),
     ("43.layers", [_layers(count=1), _layers(count=-1), _layers(most=-1), lambda mask: len(mask) - 1, lambda mask: int(mask.all()) or None]),
     ("43.affine", [_affine(zero=False), _affine(levels=127), _affine(include=False), _affine(round_zero=False), _affine(symmetric=True)]),
 ]
@@ -222,6 +221,42 @@ def test_error_and_size_of_a_large_matrix():
     assert repr(layer) == "Int8Linear(in_features=768, out_features=3072, bias=True)"
 
 
+def keeps_small_rows(make):
+    """Rows so small that their step is no number of half precision come back as they were, to half a step, in either half precision."""
+    for dtype, size in ((torch.float16, 2e-6), (torch.bfloat16, 2e-20)):
+        linear = nn.Linear(32, 4, bias=False).to(dtype)
+        with torch.no_grad():
+            linear.weight.copy_(size * weights(4, 32))
+        layer, exact = make(linear), linear.weight.double()
+        step = exact.abs().amax(dim=1, keepdim=True) / 127
+        if ((layer.weight.double() - exact).abs() > 0.51 * step).any() or not torch.isfinite(layer.weight).all():
+            return False
+    return True
+
+
+def test_steps_of_half_precision():
+    def in_half(linear):
+        layer = Int8Linear(linear)
+        layer.scale = layer.scale.to(linear.weight.dtype)
+        return layer
+    assert keeps_small_rows(Int8Linear) and not keeps_small_rows(in_half)
+
+
+@pytest.mark.parametrize("weight_dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("bias", [True, False])
+def test_it_computes_in_the_dtype_of_its_input(weight_dtype, dtype, bias):
+    linear = nn.Linear(16, 8, bias).to(weight_dtype)
+    y, exact = Int8Linear(linear)(weights(3, 16, dtype=dtype)), linear.double()(weights(3, 16, dtype=torch.float64))
+    assert y.dtype == dtype and (y.double() - exact).norm() / exact.norm() < 0.03
+
+
+def test_the_copy_is_in_the_mode_of_the_module():
+    for module in (nn.Linear(3, 2), nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.5))):
+        for mode in (True, False):
+            assert {part.training for part in quantize_int8(module.train(mode)).modules()} == {mode}
+
+
 def bert(seed=0, **sizes):
     torch.manual_seed(seed)
     model = Bert(BertConfig(**{"vocab_size": 50, "d_model": 24, "num_layers": 2, "num_heads": 4, "d_ff": 48, "max_len": 16, **sizes}))
@@ -275,7 +310,7 @@ def test_it_moves_and_runs_on_meta():
 
 @pytest.mark.parametrize("call, error, says", [
     (lambda: quantize_int8(torch.zeros(2, 2)), TypeError, "module"), (lambda: Int8Linear(nn.LayerNorm(3)), TypeError, "linear"),
-    (lambda: quantize_rows(torch.zeros(3)), ValueError, r"\(3,\)"), (lambda: quantize_rows(torch.zeros(2, 2).long()), TypeError, "int64"),
+    (lambda: quantize_rows(torch.zeros(3)), ValueError, r"\(3,\)"), (lambda: quantize_rows(torch.zeros(3, 0)), ValueError, r"\(3, 0\)"), (lambda: quantize_rows(torch.zeros(2, 2).long()), TypeError, "int64"),
     (lambda: quantize_rows([[1.0]]), TypeError, "list"), (lambda: quantize_rows(torch.tensor([[math.nan]])), ValueError, "finite"),
     (lambda: quantize_int8(nn.Linear(3, 2))(torch.zeros(2, 4)), ValueError, r"\(2, 4\).*3"),
     (lambda: quantize_int8(nn.Linear(3, 2))(torch.zeros(2, 3).long()), TypeError, "int64"),

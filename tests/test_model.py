@@ -508,6 +508,49 @@ def test_nothing_is_packed_where_somebody_asks_for_more_than_the_result():
     assert plain(model)
 
 
+class Keeps(nn.Linear):
+    """A layer that somebody has put in, and that holds on to what it gave."""
+
+    def forward(self, x):
+        self.kept = super().forward(x)
+        return self.kept
+
+
+def test_a_stack_of_other_parts_gives_what_it_gives_with_gradients():
+    """A last norm, rotated queries, a layer of one's own, a hook before a part: nothing of it is passed by."""
+    def last_norm(model):
+        model.encoder.final_norm = LayerNorm(15).double()
+        with torch.no_grad():
+            model.encoder.final_norm.weight.mul_(2)
+
+    def rotated(model):
+        model.encoder.layers[1].attention.sublayer.rotate = lambda x, start: x * torch.arange(1.0, 1 + x.shape[-2])[:, None].to(x)
+
+    def own_layer(model):
+        network = model.encoder.layers[0].feed_forward.sublayer
+        layer = Keeps(15, 9).double()
+        layer.load_state_dict(network.up.state_dict())
+        network.up = layer
+
+    def other_network(model):
+        model.encoder.layers[1].feed_forward.sublayer = nn.Sequential(nn.Linear(15, 15), nn.Tanh()).double()
+
+    def hooked(model):
+        model.encoder.layers[0].attention.register_forward_pre_hook(lambda module, inputs: (2 * inputs[0], *inputs[1:]))
+    ids, mask, kinds = batch_of(17, 2, (12, 5, 1))
+    before = tiny()(ids, mask, kinds)[0]
+    for change in (last_norm, rotated, own_layer, other_network, hooked):
+        model = tiny()
+        change(model)
+        (hidden, _), (wanted, _) = both(model, ids, mask, kinds)
+        assert torch.allclose(hidden, wanted, rtol=0, atol=1e-12), change.__name__
+        assert change is own_layer or not torch.allclose(wanted, before), change.__name__
+        if change is own_layer:   # no activation is written over what it holds
+            with torch.no_grad():
+                model(ids, mask, kinds)
+            assert model.encoder.layers[0].feed_forward.sublayer.up.kept.min() < -0.2
+
+
 def test_gradients_of_padding_are_zero_and_reach_all_else():
     model = tiny()
     ids, mask, kinds = batch_of(17, 2, (12, 5, 1))

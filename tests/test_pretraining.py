@@ -519,6 +519,26 @@ def test_bodies_are_taken_and_made():
     assert without.loss((torch.tensor([[5, 4]]),), torch.tensor([[-100, 6]])).isfinite()
 
 
+@pytest.mark.parametrize("body", [Bert(BertConfig(23, **SMALL)).double(), Bert(BertConfig(23, **SMALL)).half(), Bert(BertConfig(23, **SMALL)).to("meta")],
+                         ids=["double", "half", "meta"])
+def test_heads_are_where_the_body_is(body):
+    table, model = body.embeddings.word.weight, BertForPreTraining(body)
+    assert {(p.dtype, p.device) for p in model.parameters()} == {(table.dtype, table.device)}
+    assert model(torch.tensor([[2, 5, 3]], device=table.device))[0].dtype == table.dtype
+
+
+def test_padding_that_is_forgotten_among_the_special_ids_is_told():
+    """Trap 54, from the user's side: without an error it would train the scores of padding."""
+    model, (batch, _, is_next) = lively(), questions(23)
+    for special, fine in ((SPECIAL, True), (SPECIAL[1:], False)):
+        inputs, labels = mask_tokens(batch.input_ids, 4, 23, special, 0.9, seeded())
+        if fine:
+            model.loss(batch._replace(input_ids=inputs), labels, is_next)
+        else:
+            with pytest.raises(ValueError, match="labels must be -100 at padding"):
+                model.loss(batch._replace(input_ids=inputs), labels, is_next)
+
+
 def test_the_start_is_berts():
     torch.manual_seed(0)
     model = BertForPreTraining(BertConfig(500, d_model=128, num_layers=1, num_heads=4, d_ff=256, max_len=64))
@@ -686,6 +706,7 @@ def test_maskings_that_are_refused(change, error, says, unchecked):
 @pytest.mark.parametrize("documents, error, says", [
     ("a text", TypeError, "documents"), (5, TypeError, "documents"), (["a text", "another"], TypeError, r"documents\[0\]"),
     ([["a", "b"], 5], TypeError, r"documents\[1\]"), ([[IDS, IDS]], TypeError, r"documents\[0\]"), ([], ValueError, "documents"),
+    ([[IDS[0].numpy()] * 2, ["a"]], TypeError, r"documents\[0\]"),
     ([["a"], ["b"]], ValueError, "documents")], ids=str)
 def test_documents_that_are_refused(documents, error, says, unchecked):
     with pytest.raises(error, match=says):
@@ -699,6 +720,8 @@ LABELS = torch.tensor([[-100, 7, -100, -100]])
 
 @pytest.mark.parametrize("change, error, says", [
     ({"inputs": IDS}, TypeError, "inputs"), ({"inputs": ()}, TypeError, "inputs"), ({"labels": LABELS.float()}, TypeError, "labels"),
+    ({"inputs": (IDS.tolist(),)}, TypeError, "input_ids"), ({"labels": LABELS.numpy()}, TypeError, "labels.*ndarray"),
+    ({"inputs": (IDS, torch.tensor([[1, 0, 0, 0]]))}, ValueError, "labels.*padding.*row 0.*at 1"),
     ({"labels": [[7]]}, TypeError, "labels"), ({"labels": LABELS[:, :3]}, ValueError, "labels"), ({"labels": LABELS + 99}, ValueError, "labels"),
     ({"labels": torch.full((1, 4), 23)}, ValueError, "labels.*23"), ({"labels": torch.full((1, 4), -1)}, ValueError, "labels.*-1"),
     ({"is_next": True}, TypeError, "is_next"), ({"is_next": torch.tensor([1.0])}, TypeError, "is_next"), ({"is_next": torch.tensor([2])}, ValueError, "is_next"),

@@ -488,6 +488,13 @@ def test_pairs_that_are_refused(unchecked, tokenizer):
         encode_roberta_pair(tokenizer, "a bear", "reads", max_length=3)
     with pytest.raises(ValueError, match="truncation"):
         encode_roberta_pair(tokenizer, "a bear", "reads", max_length=6, truncation="sideways")
+    with pytest.raises(ValueError, match="^first with 2 special tokens come to .* max_length"):
+        encode_roberta_pair(tokenizer, "a bear reads, it is happy", max_length=4, truncation=None)
+    with pytest.raises(ValueError, match="^first and second with 4 special tokens come to .* max_length"):
+        encode_roberta_pair(tokenizer, "a bear reads", "it is happy", max_length=6, truncation=None)
+    for wrong in (None, "roberta-base", {"<s>": 0}):
+        with pytest.raises(TypeError, match="tokenizer must be a BPETokenizer"):
+            encode_roberta_pair(wrong, "a bear")
     plain = BPETokenizer.train(["a bear"], 260)
     with pytest.raises(ValueError, match="tokenizer must have '<s>'"):
         encode_roberta_pair(plain, "a bear")
@@ -587,6 +594,10 @@ def test_epochs_without_end_and_generators():
     endless = dynamic_mask(IDS, 4, 40, range(5))
     assert len({tuple(next(endless)[1].flatten().tolist()) for _ in range(9)}) == 9
     assert all(a[0].equal(b[0]) for a, b in zip(masked(None, seed=3), masked(None, seed=3)))
+    once = iter(range(5))   # special ids that can be read only once count in every epoch
+    for special in (once, {0, 1, 2, 3, 4}, torch.arange(5)):
+        again = list(dynamic_mask(IDS % 9, 4, 40, special, 6, generator=torch.Generator().manual_seed(0)))
+        assert len(again) == 6 and all((labels[IDS % 9 < 5] == -100).all() and (labels != -100).any() for _, labels in again)
 
 
 @pytest.mark.parametrize("how, says", [
@@ -595,6 +606,12 @@ def test_epochs_without_end_and_generators():
 def test_masks_that_are_refused(unchecked, how, says):
     with pytest.raises(ValueError, match=says):
         dynamic_mask(IDS, 4, 40, range(5), **{"epochs": 3} | how)
+
+
+def test_masks_without_special_ids_are_refused(unchecked):
+    for special in (None, 3, "0"):
+        with pytest.raises(TypeError, match="special_ids"):
+            dynamic_mask(IDS, 4, 40, special)
 
 
 def test_models_and_positions_that_are_refused(unchecked):

@@ -274,11 +274,67 @@ def test_without_files_of_pooling_the_mean_is_taken(tmp_path):
     ("1_Pooling/config.json", [1], "dict"), ("1_Pooling/config.json", "{", "JSON"),
     ("modules.json", [{"type": "sentence_transformers.models.Dense", "path": "2_Dense"}], "Dense"), ("modules.json", [3], "without a type"),
     ("modules.json", [{"type": "sentence_transformers.models.Pooling", "path": "../elsewhere"}], "outside the folder"),
+    ("sentence_bert_config.json", {"max_seq_length": 1}, r"max_seq_length \(1\)"), ("sentence_bert_config.json", {"max_seq_length": "8"}, "max_seq_length"),
+    ("sentence_bert_config.json", {"max_seq_length": True}, "max_seq_length"), ("sentence_bert_config.json", [8], "dict"),
 ])
 def test_files_that_ask_for_something_else(tmp_path, name, content, says):
     small().save_pretrained(tmp_path)
     (tmp_path / name).write_text(content if isinstance(content, str) else json.dumps(content))
     with pytest.raises(CheckpointError, match=says):
+        SentenceEncoder.from_pretrained(tmp_path)
+
+
+def follows_the_folders_length(read, tmp_path):
+    """The length of the files is kept, cut at the BERT's, 256 where they say nothing; for right and wrong readers alike."""
+    small(max_len=300).save_pretrained(tmp_path)
+    settings, found = tmp_path / "sentence_bert_config.json", []
+    for content in ({"max_seq_length": 8}, {"max_seq_length": 290}, {"max_seq_length": 999}, {"max_seq_length": None}, {}, None):
+        settings.unlink(missing_ok=True)
+        if content is not None:
+            settings.write_text(json.dumps(content))
+        found.append(read(tmp_path))
+    return found == [8, 290, 300, 256, 256, 256]
+
+
+def test_how_much_of_a_text_is_read_is_in_the_files(tmp_path):
+    assert follows_the_folders_length(lambda folder: SentenceEncoder.from_pretrained(folder).max_length, tmp_path)
+    asked = lambda folder: json.loads(p.read_text()).get("max_seq_length") if (p := folder / "sentence_bert_config.json").exists() else None
+    for wrong in (lambda folder: 256, lambda folder: 300, lambda folder: asked(folder) or 300, lambda folder: asked(folder) or 256):
+        assert not follows_the_folders_length(wrong, tmp_path)
+
+
+def test_long_texts_are_cut_where_the_folder_says_as_in_the_library(parity, tmp_path):
+    encoder = small()
+    SentenceEncoder(encoder.bert, encoder.tokenizer, max_length=7).save_pretrained(tmp_path)
+    back, texts = SentenceEncoder.from_pretrained(tmp_path), [" ".join(SMALL), *SMALL]
+    library = pytest.importorskip("sentence_transformers").SentenceTransformer(str(tmp_path), device="cpu")
+    gap = (torch.tensor(library.encode(texts)) - back.encode(texts)).abs().max().item()
+    parity(f"{MODULE}.SentenceEncoder", "sentence-transformers", gap, 1e-5, "a folder that save_pretrained wrote, each pooling")
+    assert json.loads((tmp_path / "tokenizer_config.json").read_text())["model_max_length"] == 7     # for whoever reads the tokenizer alone
+    assert back.max_length == 7 and torch.equal(back.encode(texts), encoder.encode(texts, max_length=7))
+    assert not torch.allclose(back.encode(texts, max_length=40), encoder.encode(texts, max_length=7), atol=1e-3)
+
+
+def test_a_bert_for_short_texts_needs_no_length(tmp_path):
+    encoder = small()
+    assert encoder.max_length == 40 and torch.equal(encoder.encode(SMALL), encoder.encode(SMALL, max_length=40))
+    assert encoder.search(SMALL[3], SMALL, 1)[0][0] == SMALL[3]
+
+
+def test_case_and_chinese_as_the_files_say_or_not_at_all(tmp_path):
+    encoder = small()
+    SentenceEncoder(encoder.bert, WordPieceTokenizer(list(encoder.tokenizer.vocab), lowercase=False)).save_pretrained(tmp_path)
+    SentenceEncoder.from_pretrained(tmp_path)
+    (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 40, "do_lower_case": true}')
+    with pytest.raises(CheckpointError, match="do_lower_case"):
+        SentenceEncoder.from_pretrained(tmp_path)
+    encoder.save_pretrained(tmp_path)
+    (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 40, "do_lower_case": true}')
+    assert torch.equal(SentenceEncoder.from_pretrained(tmp_path).encode(SMALL), encoder.encode(SMALL))      # which its tokenizer does anyway
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / "vocab.txt").write_text("\n".join(encoder.tokenizer.vocab) + "\n", encoding="utf-8")
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenize_chinese_chars": false}')
+    with pytest.raises(CheckpointError, match="tokenize_chinese_chars"):
         SentenceEncoder.from_pretrained(tmp_path)
 
 
@@ -330,6 +386,7 @@ def test_copied_moved_half():
     assert torch.equal(other.encode(SMALL, 40), encoder.encode(SMALL, 40))
     double = copy.deepcopy(encoder).double().encode(SMALL, 40)
     assert double.dtype == torch.float64 and torch.allclose(double.float(), encoder.encode(SMALL, 40), atol=1e-5)
+    assert (double.norm(dim=1) - 1).abs().max() < 1e-14       # no detour through float32
     half = copy.deepcopy(encoder).bfloat16().encode(SMALL, 40)
     assert half.dtype == torch.bfloat16 and (half.float() - double.float()).abs().max() < 0.05
 
@@ -337,10 +394,15 @@ def test_copied_moved_half():
 @pytest.mark.parametrize("call, error, says", [
     (lambda e: e.encode("one text"), TypeError, "list of texts, not str"), (lambda e: e.encode(["a", 3]), TypeError, r"texts\[1\].*int"),
     (lambda e: e.encode(None), TypeError, "NoneType"), (lambda e: e.encode(["a"], max_length=41), ValueError, r"max_length \(41\).*40"),
-    (lambda e: e.encode(["a"], max_length=1), ValueError, "max_length"), (lambda e: e.encode(["a"], max_length=None), ValueError, "max_length"),
+    (lambda e: e.encode(["a"], max_length=1), ValueError, "max_length"), (lambda e: e.encode(["a"], max_length=True), ValueError, "max_length"),
     (lambda e: e.encode(["a"], 40, batch_size=0), ValueError, "batch_size"), (lambda e: e.search("a", ["b"], k=2), ValueError, r"k \(2\)"),
     (lambda e: e.search("a", ["b"], k=1.0), ValueError, "k"), (lambda e: e.search("a", ["b"], k=True), ValueError, "k"),
     (lambda e: e.search("a", ["b"], 1, torch.zeros(2, 12)), ValueError, r"vectors.*\(1, 12\)"),
+    (lambda e: e.search("a", ["b"], 1, torch.zeros(1, 12).numpy()), TypeError, "vectors must be a tensor, not ndarray"),
+    (lambda e: e.search(["a"], ["b"], 1), TypeError, "query must be a text, not list"), (lambda e: e.search("a", [], 1), ValueError, r"k \(1\).*0"),
+    (lambda e: SentenceEncoder(e.bert, e.tokenizer, max_length=41), ValueError, r"max_length \(41\).*40"),
+    (lambda e: SentenceEncoder(e.bert, e.tokenizer, max_length=1.5), ValueError, "max_length"),
+    (lambda e: SentenceEncoder(e.bert, e.tokenizer, lambda hidden, mask: hidden).encode(["a b"]), ValueError, r"pool must give.*\(1, 12\)"),
     (lambda e: SentenceEncoder(e, e.tokenizer), TypeError, "bert must be a Bert, not SentenceEncoder"),
     (lambda e: SentenceEncoder(e.bert, None), TypeError, "tokenizer"), (lambda e: SentenceEncoder(e.bert, e.tokenizer, "mean"), TypeError, "pool"),
     (lambda e: SentenceEncoder(Bert(BertConfig(9, 12, 1, 3, 8, 5)), e.tokenizer), ValueError, "9 rows"),
@@ -390,7 +452,10 @@ def test_scores_of_the_tasks():
 def test_paraphrases_have_a_translation_in_common(tmp_path):
     (tmp_path / "a.tsv").write_text("Go!\tVa !\tx\nGo away.\tVa.\tx\nGo\tVa !\tx\nHi.\tSalut.\tx\nHello.\tSalut !\tx\nOwl.\tHibou.\tx\n", "utf-8")
     texts, queries, answers = tasks.paraphrase_task(tmp_path / "a.tsv")
-    assert texts == ["Go!", "Go away.", "Hi.", "Hello.", "Owl."] and queries == [0, 2] and answers == [[1], [3]]
+    assert texts == ["Go!", "Go away.", "Hi.", "Hello.", "Owl."] and queries == [0, 1, 2, 3] and answers == [[1], [0], [3], [2]]
+    (tmp_path / "b.tsv").write_text("Go.\tVa.\tx\nLeave.\tVa.\tx\nGo.\tPars.\tx\nGet out.\tPars.\tx\n", "utf-8")
+    texts, queries, answers = tasks.paraphrase_task(tmp_path / "b.tsv")      # each text asks once, and all its partners are right
+    assert texts == ["Go.", "Leave.", "Get out."] and queries == [0, 1, 2] and answers == [[1, 2], [0], [0]]
 
 
 def test_the_stored_runs_are_whole():

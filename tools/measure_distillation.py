@@ -1,6 +1,6 @@
-"""Measure what chapter 41 reports: students of the TeddyWorld BERT, with and without their teacher.
+"""Measure what chapter 41 reports: students of the TeddyWorld BERT, with and without their teacher, and what they do on tasks.
 
-    python tools/measure_distillation.py                  # about three minutes on one thread
+    python tools/measure_distillation.py                  # about six minutes on one thread
     python tools/measure_distillation.py --only students  # one kind of run, again
 
 Results go to transformer_course/bert/distillation_results.json, with every seed, versions and times.
@@ -15,12 +15,13 @@ from pathlib import Path
 import torch
 
 from transformer_course.bert._distillation_runs import (
-    STUDENTS, held_out, judge, majority, masked_data, new_student, teach)
+    STUDENTS, TASKS, fine_tune_student, held_out, judge, majority, masked_data, new_student, task_score, teach)
+from transformer_course.bert._fine_tuning_tasks import row_of, training_examples
 from transformer_course.bert._teddy_bert import teddy_bert
 
 STORE = Path(__file__).parents[1] / "transformer_course" / "bert" / "distillation_results.json"
 SEEDS = 0, 1, 2
-STEPS, EVERY, FEW = 200, 40, 40
+STEPS, EVERY, FEW, EXAMPLES = 200, 40, 40, 1000
 
 
 def shares(scores):
@@ -57,7 +58,21 @@ def few(teacher, steps):
             yield {"kind": "few", "stories": FEW, "targets": targets, "seed": seed, **shares(judge(student, test, teacher))}
 
 
-KINDS = {"reference": (reference, {"teacher", "cut out"}), "students": (students, {"student"}), "few": (few, {"few"})}
+def tasks(teacher, steps):
+    """Students with and without their teacher's lessons, fine-tuned as chapter 39 fine-tunes the teacher, on as many examples."""
+    data = masked_data()
+    for seed in SEEDS:
+        starts = {"cut out": new_student(teacher, True, seed), "taught": new_student(teacher, True, seed)}
+        teach(starts["taught"], teacher, "both", data, seed, steps or STEPS)
+        for task in TASKS:
+            rows = [row_of(task, example) for example in training_examples(task, EXAMPLES, seed)]
+            for start, student in starts.items():
+                model, history = fine_tune_student(student, task, rows, seed, steps)
+                yield {"kind": "task", "task": task, "start": start, "examples": EXAMPLES, "seed": seed, "score": round(task_score(model, task), 4),
+                       "losses": [round(x, 4) for x in history.losses[:20]]}
+
+
+KINDS = {"reference": (reference, {"teacher", "cut out"}), "students": (students, {"student"}), "few": (few, {"few"}), "tasks": (tasks, {"task"})}
 
 
 def main():

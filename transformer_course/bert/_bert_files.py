@@ -48,18 +48,18 @@ HARMLESS = HARMLESS_ANYWHERE | set("""
     sinusoidal_pos_embds output_past language num_choices pooler_fc_size pooler_num_attention_heads
     pooler_num_fc_layers pooler_size_per_head""".split())
 
-# %% ../../nbs/bert/37_model.ipynb #7ebac77f
+# %% ../../nbs/bert/37_model.ipynb #f2233059
 # Names in files -> names in the model, without the prefix of files that have a head; {} stands for
 # the number of the layer, None for what is dropped.
 LAYER = "encoder.layers.{}"
 
 
-def _names(layer, pairs, tables, dropped=()):
+def _names(layer, pairs, tables):
     """A table of names from those of modules, in and outside the layers, and of single tensors."""
     return {**{f"{layer}.{theirs}.{kind}" if ours.startswith(LAYER) else f"{theirs}.{kind}":
                f"{ours}.{kind}" for theirs, ours in pairs.items() for kind in KINDS},
             **{f"embeddings.{theirs}_embeddings.weight": f"embeddings.{ours}.weight"
-               for theirs, ours in tables.items()}, **dict.fromkeys(dropped),
+               for theirs, ours in tables.items()},
             "embeddings.position_ids": None}
 
 

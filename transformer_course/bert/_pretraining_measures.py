@@ -40,7 +40,7 @@ def questions(rows, **how):
                                  generator=torch.Generator().manual_seed(8), **how)
     return batch._replace(input_ids=inputs), labels
 
-# %% ../../nbs/bert/38_pretraining.ipynb #232a89f1
+# %% ../../nbs/bert/38_pretraining.ipynb #ab995ef0
 @torch.no_grad()
 def answers(model, inputs, chunk=200):
     """The likeliest token at each place, and whether the second sentence is called the next."""
@@ -58,7 +58,7 @@ def share(right):
 
 
 def marks(model):
-    """Shares of right answers on the held-out pairs, at four kinds of places."""
+    """Shares of right answers on the held-out pairs, and of wrong words that are repeated."""
     rows, is_next = held_out()
     plain, hidden, swapped = pad_batch(rows), questions(rows, **HIDE), questions(rows, **SWAP)
     named, called_next = answers(model, plain)
@@ -218,14 +218,14 @@ def relation_rows(n=600):
                      sentence.relations))
     return rows
 
-# %% ../../nbs/bert/38_pretraining.ipynb #3eb0191c
+# %% ../../nbs/bert/38_pretraining.ipynb #5b352fd9
 @torch.no_grad()
 def probe(model, n=600, ridge=1.0):
     """How well a linear map of the frozen vectors tells the relation of each word: test share."""
     rows = relation_rows(n)
     kinds = sorted({kind for _, _, relations in rows for kind in relations})
-    batch = pad_batch([row for row, _, _ in rows])
-    hidden = torch.cat([model.bert(*(part[i:i + 200] for part in batch))[0]
+    batch, device = pad_batch([row for row, _, _ in rows]), next(model.parameters()).device
+    hidden = torch.cat([model.bert(*(part[i:i + 200].to(device) for part in batch))[0].cpu()
                         for i in range(0, len(rows), 200)]).double()
     vectors = [torch.cat([hidden[i, places] for i, (_, places, _) in part])
                for part in (list(enumerate(rows))[:n], list(enumerate(rows))[n:])]

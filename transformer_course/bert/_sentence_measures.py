@@ -167,7 +167,7 @@ def paraphrase_task(path):
     """From a Tatoeba file: English sentences with a common translation.
 
     Returns (texts, queries, answers): a query is a place in `texts`, its answers are the places of
-    other sentences that were translated alike.
+    all other sentences that share a translation with it.
     """
     def key(text):
         return " ".join(re.findall(r"\w+", text.lower()))
@@ -177,8 +177,12 @@ def paraphrase_task(path):
         group = groups.setdefault(key(pair.target), [])
         if place not in group:
             group.append(place)
-    alike = [group for group in groups.values() if len(group) > 1]
-    return [text for _, text in texts.values()], [g[0] for g in alike], [g[1:] for g in alike]
+    alike = {}
+    for group in groups.values():
+        for place in group:
+            alike.setdefault(place, set()).update(set(group) - {place})
+    queries = sorted(place for place in alike if alike[place])
+    return [text for _, text in texts.values()], queries, [sorted(alike[q]) for q in queries]
 
 
 def nearest_is_right(vectors, queries, answers):

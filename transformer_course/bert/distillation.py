@@ -182,6 +182,7 @@ class DistilBert(nn.Module):
 
     The parts are `embeddings` and `encoder`, as in `Bert`, and have the same names inside. A new
     one is drawn from N(0, 0.02); `from_teacher` cuts one out of a trained BERT, in train mode.
+    In training, dropout follows attention as in BERT; Hugging Face's class has none at that place.
 
     Args:
         config: the sizes, as of `BertConfig.distilbert()`; what a DistilBERT does not have, its
@@ -242,7 +243,7 @@ class DistilBert(nn.Module):
 
         Raises:
             ValueError: no layers, or one that the teacher does not have.
-            TypeError: `bert` is no Bert.
+            TypeError: `bert` is no Bert, or `layers` no list.
         """
         if not isinstance(bert, Bert):
             raise TypeError(f"bert must be a Bert, not {type(bert).__name__}")
@@ -291,6 +292,8 @@ def _checked_layers(layers, count):
     """The numbers of the layers to take, or an error that names the wrong one."""
     if layers is None:
         return (0, 2, 4, 7, 9, 11) if count == 12 else tuple(range(0, count, 2))
+    if isinstance(layers, str) or not isinstance(layers, Iterable):
+        raise TypeError(f"layers must be a list of numbers, not {layers!r}")
     layers = tuple(layers)
     for i in layers:
         if isinstance(i, bool) or not isinstance(i, Integral) or not 0 <= i < count:

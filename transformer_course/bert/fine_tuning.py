@@ -4,9 +4,10 @@
 __all__ = ['BertForSequenceClassification', 'BertForTokenClassification', 'encode_words', 'word_labels', 'pad_labels',
            'BertForQuestionAnswering', 'second_text', 'best_span']
 
-# %% ../../nbs/bert/39_fine_tuning.ipynb #508f6dc7
+# %% ../../nbs/bert/39_fine_tuning.ipynb #8c69df07
 from collections.abc import Sequence
 from dataclasses import replace
+from numbers import Integral
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,11 @@ from torch.nn import functional as F
 
 from ._bert_files import read_family, write_family
 from ._bert_parts import draw
+from ._labels import IGNORED, check_labels, check_padding
 from .model import Bert, BertConfig
 from ..toolbox._arguments import check_below, check_sizes
 from ..toolbox.checkpoints import CONFIG, CheckpointError
+from ..transformer.training import cross_entropy
 
 # %% ../../nbs/bert/39_fine_tuning.ipynb #1feb0fdd
 def _body(bert, pooler):
@@ -57,33 +60,14 @@ def _names_of(num_labels, label_names):
                          "names, one for each of num_labels")
     return tuple(label_names)
 
-# %% ../../nbs/bert/39_fine_tuning.ipynb #39e9d8bb
-_IGNORED = -100   # the label of what does not count
+# %% ../../nbs/bert/39_fine_tuning.ipynb #6934b03f
+def _check_choice(num_labels):
+    """Refuse to train where there is nothing to choose from."""
+    if num_labels < 2:
+        raise ValueError("num_labels is 1: with a single label the loss is 0 whatever the weights "
+                         "are")
 
-
-def _check_labels(name, labels, shape, top, device):
-    """Refuse labels of another shape or kind, or beyond the scores."""
-    if not isinstance(labels, Tensor) or labels.dtype != torch.int64:
-        kind = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
-        raise TypeError(f"{name} must be a tensor of int64, not {kind}")
-    if tuple(labels.shape) != tuple(shape):
-        raise ValueError(f"{name} must have shape {tuple(shape)}, not {tuple(labels.shape)}")
-    if labels.device != device:
-        raise ValueError(f"{name} is on {labels.device}, but the scores are on {device}")
-    if not labels.is_meta:
-        wrong = labels[(labels != _IGNORED) & ((labels < 0) | (labels >= top))]
-        if len(wrong):
-            raise ValueError(f"{name} must hold labels from 0 to {top - 1}, or {_IGNORED} where it "
-                             f"does not count, but holds {wrong[0].item()}")
-
-
-def _mean_loss(scores, labels):
-    """Cross-entropy, averaged over the labels that count: 0 where none does."""
-    exact = scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
-    total = F.cross_entropy(exact, labels, ignore_index=_IGNORED, reduction="sum")
-    return total / (labels != _IGNORED).sum().clamp(min=1)
-
-# %% ../../nbs/bert/39_fine_tuning.ipynb #d823f956
+# %% ../../nbs/bert/39_fine_tuning.ipynb #023f03b4
 class BertForSequenceClassification(nn.Module):
     r"""A BERT that gives a text, or a pair of texts, one of several labels.
 
@@ -153,12 +137,14 @@ class BertForSequenceClassification(nn.Module):
             The mean; 0 where no text counts.
 
         Raises:
-            ValueError: labels of another shape or device, or a label that there is not.
+            ValueError: labels of another shape or device, a label that there is not, or a model
+                with one label only.
             TypeError: `labels` is no tensor of int64.
         """
         logits = self(*inputs)
-        _check_labels("labels", labels, logits.shape[:1], logits.shape[1], logits.device)
-        return _mean_loss(logits, labels)
+        _check_choice(logits.shape[1])
+        check_labels("labels", labels, logits.shape[:1], logits.shape[1], logits.device)
+        return cross_entropy(logits, labels)
 
     @classmethod
     def from_pretrained(cls, folder: str | PathLike, dtype: torch.dtype = torch.float32
@@ -185,7 +171,7 @@ class BertForSequenceClassification(nn.Module):
         """
         _write(self, folder, _CLASSIFIER)
 
-# %% ../../nbs/bert/39_fine_tuning.ipynb #9e9bf607
+# %% ../../nbs/bert/39_fine_tuning.ipynb #aa9ac7ea
 class BertForTokenClassification(nn.Module):
     r"""A BERT that gives each token one of several labels.
 
@@ -254,14 +240,15 @@ class BertForTokenClassification(nn.Module):
             The mean; 0 where no token counts.
 
         Raises:
-            ValueError: labels of another shape or device, a label that there is not, or one that
-                counts at padding.
+            ValueError: labels of another shape or device, a label that there is not, one that
+                counts at padding, or a model with one label only.
             TypeError: `labels` is no tensor of int64.
         """
         logits = self(*inputs)
-        _check_labels("labels", labels, logits.shape[:2], logits.shape[2], logits.device)
-        _check_padding("labels", labels != _IGNORED, inputs)
-        return _mean_loss(logits.flatten(0, 1), labels.flatten())
+        _check_choice(logits.shape[2])
+        check_labels("labels", labels, logits.shape[:2], logits.shape[2], logits.device)
+        check_padding("labels", labels != IGNORED, inputs)
+        return cross_entropy(logits, labels)
 
     @classmethod
     def from_pretrained(cls, folder: str | PathLike, dtype: torch.dtype = torch.float32
@@ -288,16 +275,7 @@ class BertForTokenClassification(nn.Module):
         """
         _write(self, folder, _CLASSIFIER)
 
-# %% ../../nbs/bert/39_fine_tuning.ipynb #0c177df8
-def _check_padding(name, counted, inputs):
-    """Refuse labels that would train the scores of padding."""
-    mask = inputs[1] if len(inputs) > 1 else None
-    if mask is None or mask.is_meta or not (lost := counted & ~mask.bool()).any():
-        return
-    row, place = lost.nonzero()[0].tolist()
-    raise ValueError(f"{name} must be {_IGNORED} at padding, but row {row} has a label at {place}")
-
-# %% ../../nbs/bert/39_fine_tuning.ipynb #adab6b34
+# %% ../../nbs/bert/39_fine_tuning.ipynb #eadb1ccb
 def encode_words(tokenizer: Any, words: Sequence[str]) -> tuple[list[int], list[int]]:
     """The pieces of words, and for each piece the number of its word.
 
@@ -317,6 +295,7 @@ def encode_words(tokenizer: Any, words: Sequence[str]) -> tuple[list[int], list[
         >>> encode_words(WordPieceTokenizer(["[UNK]", "bear", "##s", "play"]), ["bears", "play"])
         ([1, 2, 3], [0, 0, 1])
     """
+    words = words if isinstance(words, str) else list(words)
     if isinstance(words, str) or not all(isinstance(word, str) for word in words):
         raise TypeError(f"words must be a list of strings, not {words!r}")
     ids, word_ids = [], []
@@ -361,7 +340,7 @@ def word_labels(piece_labels: Sequence, word_ids: Sequence[int | None], num_word
         raise ValueError(f"word {lost[0]} has no piece; was the text cut? `missing` gives a label")
     return [found.get(word, missing) for word in range(num_words)]
 
-
+# %% ../../nbs/bert/39_fine_tuning.ipynb #6e9bdbbd
 def pad_labels(rows: Sequence[Sequence[int]], length: int | None = None
                ) -> Int[Tensor, "batch length"]:
     """Labels of tokens as one batch, with -100 on the right.
@@ -375,6 +354,7 @@ def pad_labels(rows: Sequence[Sequence[int]], length: int | None = None
 
     Raises:
         ValueError: no rows, or one that is longer than `length`.
+        TypeError: a label that is no whole number.
 
     Example:
         >>> pad_labels([[-100, 1, -100], [-100, 1, 0, -100]]).tolist()
@@ -384,12 +364,15 @@ def pad_labels(rows: Sequence[Sequence[int]], length: int | None = None
     if not longest or length is not None and longest > length:
         raise ValueError(f"rows must hold labels, at most length ({length}) of them each, but the "
                          f"longest has {longest}")
-    labels = torch.full((len(rows), length or longest), _IGNORED)
+    labels = torch.full((len(rows), length or longest), IGNORED)
     for k, row in enumerate(rows):
+        row = row.tolist() if isinstance(row, Tensor) else list(row)
+        if wrong := [label for label in row if not isinstance(label, Integral)]:
+            raise TypeError(f"rows[{k}] must hold whole numbers, but holds {wrong[0]!r}")
         labels[k, :len(row)] = torch.tensor(row, dtype=torch.int64)
     return labels
 
-# %% ../../nbs/bert/39_fine_tuning.ipynb #01d86332
+# %% ../../nbs/bert/39_fine_tuning.ipynb #c4f1758b
 class BertForQuestionAnswering(nn.Module):
     r"""A BERT that scores each token as the start and as the end of an answer.
 
@@ -460,7 +443,7 @@ class BertForQuestionAnswering(nn.Module):
         _check_answers(starts, ends, scores[0], inputs)
         if mask is not None:
             scores = [score.masked_fill(~mask.bool(), -torch.inf) for score in scores]
-        return (_mean_loss(scores[0], starts) + _mean_loss(scores[1], ends)) / 2
+        return (cross_entropy(scores[0], starts) + cross_entropy(scores[1], ends)) / 2
 
     @torch.no_grad()
     def answer(self, inputs: Sequence[Any], max_length: int | None = None
@@ -473,6 +456,9 @@ class BertForQuestionAnswering(nn.Module):
 
         Returns:
             Positions of the first and of the last token, and scores, as `best_span` gives them.
+
+        Raises:
+            ValueError: no segments, an empty second text, or a `max_length` below 1.
         """
         return best_span(*self(*inputs), second_text(inputs), max_length)
 
@@ -501,19 +487,19 @@ class BertForQuestionAnswering(nn.Module):
         """
         _write(self, folder, _SPAN)
 
-# %% ../../nbs/bert/39_fine_tuning.ipynb #1c44d6cd
+# %% ../../nbs/bert/39_fine_tuning.ipynb #334219db
 def _check_answers(starts, ends, scores, inputs):
     """Refuse answers that are none: outside the text, at padding, or the wrong way round."""
     for name, places in (("starts", starts), ("ends", ends)):
-        _check_labels(name, places, scores.shape[:1], scores.shape[1], scores.device)
+        check_labels(name, places, scores.shape[:1], scores.shape[1], scores.device)
     if starts.is_meta:
         return
     rows = torch.arange(len(starts), device=starts.device)
     for name, places in (("starts", starts), ("ends", ends)):
         marked = torch.zeros_like(scores, dtype=torch.bool)
-        marked[rows, places.clamp(min=0)] = places != _IGNORED
-        _check_padding(name, marked, inputs)
-    turned = (ends < starts) & (ends != _IGNORED)
+        marked[rows, places.clamp(min=0)] = places != IGNORED
+        check_padding(name, marked, inputs)
+    turned = (ends < starts) & (ends != IGNORED)
     if turned.any():
         row = int(turned.nonzero()[0])
         raise ValueError(f"ends must not lie before starts, but row {row} goes from "
@@ -529,22 +515,33 @@ def second_text(inputs: Sequence[Any]) -> Bool[Tensor, "batch length"]:
     Returns:
         True at the tokens of the second text, (batch, length).
 
+    Raises:
+        ValueError: no segments, so that nobody knows where the second text begins.
+
     Example:
         >>> ids = torch.tensor([[2, 5, 3, 7, 8, 3, 0]])
         >>> second_text((ids, ids != 0, torch.tensor([[0, 0, 0, 1, 1, 1, 0]]))).tolist()
         [[False, False, False, True, True, False, False]]
     """
-    second = inputs[1].bool() & (inputs[2] == 1)
+    if len(inputs) < 3 or inputs[2] is None:
+        raise ValueError("inputs must hold segments, 1 in the second text")
+    second = inputs[2] == 1
+    if inputs[1] is not None:
+        second = second & inputs[1].bool()
     return second & F.pad(second, (0, 1))[:, 1:]   # also followed by one: not the last
 
-# %% ../../nbs/bert/39_fine_tuning.ipynb #2de65df7
+# %% ../../nbs/bert/39_fine_tuning.ipynb #e9e82dc1
 def _check_spans(start_logits, end_logits, allowed, max_length):
     """Refuse what says nothing sensible about spans."""
+    for name, part in (("start_logits", start_logits), ("end_logits", end_logits),
+                       ("allowed", allowed)):
+        if not isinstance(part, Tensor) and (name != "allowed" or part is not None):
+            raise TypeError(f"{name} must be a tensor, not {type(part).__name__}")
     shape = tuple(start_logits.shape)
     if len(shape) != 2 or 0 in shape or tuple(end_logits.shape) != shape:
         raise ValueError("start_logits and end_logits must both have shape (batch, length), with "
                          f"at least one token, not {shape} and {tuple(end_logits.shape)}")
-    if allowed.dtype != torch.bool or tuple(allowed.shape) != shape:
+    if allowed is not None and (allowed.dtype != torch.bool or tuple(allowed.shape) != shape):
         raise ValueError(f"allowed must be of bool and shape {shape}, not of {allowed.dtype} and "
                          f"{tuple(allowed.shape)}")
     if max_length is not None:
@@ -573,6 +570,7 @@ def best_span(start_logits: Float[Tensor, "batch length"],
     Raises:
         ValueError: shapes that differ, a `max_length` below 1, or a text without any answer, since
             nothing is allowed or its scores are NaN.
+        TypeError: scores, or `allowed`, that are no tensors.
 
     Source:
         Devlin et al. (2019), section 4.2.
@@ -582,8 +580,8 @@ def best_span(start_logits: Float[Tensor, "batch length"],
         >>> [part.item() for part in best_span(starts, ends)]
         [0, 0, 4.0]
     """
-    allowed = torch.ones_like(start_logits, dtype=torch.bool) if allowed is None else allowed
     _check_spans(start_logits, end_logits, allowed, max_length)
+    allowed = torch.ones_like(start_logits, dtype=torch.bool) if allowed is None else allowed
     wide = torch.promote_types(start_logits.dtype, torch.float32)
     sums = start_logits.to(wide)[:, :, None] + end_logits.to(wide)[:, None, :]
     length = start_logits.shape[1]
@@ -616,7 +614,7 @@ def _names_from_file(settings, source):
                               f"id2label ({len(table)})")
     return tuple(str(table[number]) for number in numbers)
 
-# %% ../../nbs/bert/39_fine_tuning.ipynb #7c5d8ff7
+# %% ../../nbs/bert/39_fine_tuning.ipynb #ef4afcd3
 def _read(cls, folder, head_names, dtype):
     """A model with a head, from a folder."""
     source = Path(folder) / CONFIG
@@ -631,6 +629,10 @@ def _read(cls, folder, head_names, dtype):
         try:
             if head_names is _SPAN:
                 return cls(Bert(config))
+            problem = settings.get("problem_type")
+            if problem not in (None, "single_label_classification"):
+                raise CheckpointError(f"{source}: problem_type ({problem!r}) must be "
+                                      "'single_label_classification', one label of several")
             names = _names_from_file(settings, source)
             return cls(Bert(config), len(names), settings.get("classifier_dropout"),
                        label_names=names)

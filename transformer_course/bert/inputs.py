@@ -59,7 +59,7 @@ def _room(max_length, n, m, how):
                          f"more than max_length ({max_length}), and truncation is None")
     return max_length - special
 
-# %% ../../nbs/bert/36_inputs.ipynb #f9df5677
+# %% ../../nbs/bert/36_inputs.ipynb #6ef02323
 def _ids_of(tokenizer, name, text):
     """The ids of a text, or a list of ids as it is."""
     if isinstance(text, str):
@@ -102,7 +102,7 @@ def encode_pair(tokenizer: Any, first: str | Sequence[int],
     Raises:
         ValueError: no place for the special tokens, a pair that cannot be cut as `truncation` says,
             an unknown `truncation`, ids out of range, or a vocabulary without [CLS] or [SEP].
-        TypeError: a text is neither a string nor a list of whole numbers.
+        TypeError: a text is neither a string nor a list of whole numbers, or `tokenizer` is none.
 
     Source:
         Devlin et al. (2019), "BERT", section 3, figure 2.
@@ -115,6 +115,9 @@ def encode_pair(tokenizer: Any, first: str | Sequence[int],
         >>> encode_pair(tokenizer, "a bear", "sleeps", max_length=5)
         ([1, 3, 2, 5, 2], [0, 0, 0, 1, 1])
     """
+    if not all(callable(getattr(tokenizer, name, None)) for name in ("encode", "id")):
+        raise TypeError("tokenizer must have encode(text) and id(token), as a WordPieceTokenizer "
+                        f"has, not be of type {type(tokenizer).__name__}")
     cls, sep = tokenizer.id("[CLS]"), tokenizer.id("[SEP]")
     a = _ids_of(tokenizer, "first", first)
     b = None if second is None else _ids_of(tokenizer, "second", second)
@@ -157,7 +160,7 @@ class BertInputs(NamedTuple):
         """
         return BertInputs(*(part.to(device) for part in self))
 
-# %% ../../nbs/bert/36_inputs.ipynb #d0e3253c
+# %% ../../nbs/bert/36_inputs.ipynb #24703df5
 def _whole(name, values):
     """A row of whole numbers from 0 up, or an error that names it."""
     try:
@@ -166,8 +169,11 @@ def _whole(name, values):
         row = None
     if row is not None and row.numel() == 0:
         raise ValueError(f"{name} is empty: even an empty text has [CLS] and [SEP]")
-    if row is None or row.dim() != 1 or row.dtype != torch.int64:
+    whole = row is not None and not (row.is_floating_point() or row.is_complex()
+                                     or row.dtype == torch.bool)
+    if not whole or row.dim() != 1:
         raise TypeError(f"{name} must be a list of whole numbers")
+    row = row.long()
     if row.min() < 0:
         raise ValueError(f"{name} holds {row.min()}, which is no id")
     return row

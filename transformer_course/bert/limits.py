@@ -86,7 +86,7 @@ def quantize_rows(weight: Float[Tensor, "rows columns"]
         Q, int8, and s, float32 or the wider dtype of `weight`.
 
     Raises:
-        ValueError: not two-dimensional, or NaN or infinity.
+        ValueError: not two-dimensional, no column, or NaN or infinity.
         TypeError: no tensor of real numbers.
 
     Source:
@@ -101,14 +101,15 @@ def quantize_rows(weight: Float[Tensor, "rows columns"]
     if not isinstance(weight, Tensor) or not weight.is_floating_point():
         kind = weight.dtype if isinstance(weight, Tensor) else type(weight).__name__
         raise TypeError(f"weight must be a tensor of real numbers, not {kind}")
-    if weight.dim() != 2:
-        raise ValueError(f"weight must have shape (rows, columns), not {tuple(weight.shape)}")
+    if weight.dim() != 2 or not weight.shape[1]:
+        raise ValueError("weight must have shape (rows, columns), with one column or more, not "
+                         f"{tuple(weight.shape)}")
     weight = weight.detach()
     weight = weight.float() if weight.dtype in (torch.float16, torch.bfloat16) else weight
     if not weight.is_meta and not weight.isfinite().all():
         raise ValueError("weight must hold finite numbers, but holds NaN or infinity")
-    largest = weight.abs().amax(dim=1)
-    step = torch.where(largest > 0, largest / 127, 1.0)
+    step = weight.abs().amax(dim=1) / 127
+    step = torch.where(step > 0, step, 1.0)
     return (weight / step[:, None]).round().clamp(-127, 127).to(torch.int8), step
 
 # %% ../../nbs/bert/43_limits.ipynb #3fe4efa6
@@ -144,7 +145,7 @@ class Int8Linear(nn.Module):
         self.in_features, self.out_features = linear.in_features, linear.out_features
         quantized, scale = quantize_rows(linear.weight)
         self.register_buffer("quantized", quantized)
-        self.register_buffer("scale", scale.to(linear.weight.dtype))
+        self.register_buffer("scale", scale)   # float32 for half precision, which has few steps
         bias = None if linear.bias is None else linear.bias.detach().clone()
         self.register_buffer("bias", bias)
 
@@ -173,11 +174,12 @@ class Int8Linear(nn.Module):
         if x.dim() == 0 or x.shape[-1] != self.in_features:
             raise ValueError(f"x has shape {tuple(x.shape)}, but its last axis must be "
                              f"in_features ({self.in_features})")
+        bias = None if self.bias is None else self.bias.to(x.dtype)
         if x.dtype in (torch.float16, torch.bfloat16):   # sums of whole numbers overflow in these
-            return F.linear(x, self.weight.to(x.dtype), self.bias)
+            return F.linear(x, self.weight.to(x.dtype), bias)
         y = F.linear(x, self.quantized.to(x.dtype))      # a column of y has one step
         scale = self.scale.to(x.dtype)
-        return y * scale if self.bias is None else torch.addcmul(self.bias, y, scale)
+        return y * scale if bias is None else torch.addcmul(bias, y, scale)
 
     def extra_repr(self) -> str:
         """What `print` shows between the brackets.
@@ -192,7 +194,8 @@ class Int8Linear(nn.Module):
 def quantize_int8(module: nn.Module) -> nn.Module:
     """A copy of a module whose linear layers are stored as int8, in a quarter of their memory.
 
-    Embeddings and norms stay as they are. A layer that stands in several places still does.
+    Embeddings, norms and whatever is not exactly an `nn.Linear` stay as they are. A layer that
+    stands in several places still does; a head that shares the table of words gets its own matrix.
 
     Args:
         module: a model, or a linear layer; it stays as it is.
@@ -212,12 +215,12 @@ def quantize_int8(module: nn.Module) -> nn.Module:
     if not isinstance(module, nn.Module):
         raise TypeError(f"module must be a torch.nn.Module, not {type(module).__name__}")
     if type(module) is nn.Linear:
-        return Int8Linear(module)
+        return Int8Linear(module).train(module.training)
     module, made = copy.deepcopy(module), {}
     for parent in list(module.modules()):
         for name, child in parent._modules.items():
             if type(child) is nn.Linear:
                 if child not in made:
-                    made[child] = Int8Linear(child)
+                    made[child] = Int8Linear(child).train(child.training)
                 parent._modules[name] = made[child]
     return module

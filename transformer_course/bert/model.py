@@ -3,7 +3,7 @@
 # %% auto #0
 __all__ = ['BertConfig', 'Pooler', 'Bert']
 
-# %% ../../nbs/bert/37_model.ipynb #7ba9ed31
+# %% ../../nbs/bert/37_model.ipynb #8dd2ccc8
 import math
 import os
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from ._bert_files import read_family, write_family
 from ._bert_parts import draw, embeddings_of, encoder_of
 from ._packing import encode
 from ..toolbox._arguments import check_below, check_flags, check_sizes
-from ..transformer._inputs import check_batch, check_ids, keys_of
+from ..transformer._inputs import keys_of
 from ..transformer.feed_forward import ACTIVATIONS
 
 # %% ../../nbs/bert/37_model.ipynb #f020c020
@@ -182,20 +182,7 @@ class Pooler(nn.Module):
         """
         return torch.tanh(self.dense(hidden[:, 0]))
 
-# %% ../../nbs/bert/37_model.ipynb #2abc1373
-def _check_segments(token_type_ids, shape, segment):
-    """Refuse segments that are not those of the tokens, or that the table has no row for."""
-    if token_type_ids is None:
-        return
-    if segment is None:
-        raise ValueError("token_type_ids must be None, since num_segments is 0: this model has no "
-                         "table of segments")
-    check_ids("token_type_ids", token_type_ids, segment.weight)
-    if token_type_ids.shape != shape:
-        raise ValueError(f"token_type_ids must have shape {tuple(shape)}, one for each token, not "
-                         f"{tuple(token_type_ids.shape)}")
-
-# %% ../../nbs/bert/37_model.ipynb #c4f0ea5b
+# %% ../../nbs/bert/37_model.ipynb #79f3c338
 class Bert(nn.Module):
     r"""BERT: ids in; a vector for each token in its context, and one for the text, out.
 
@@ -251,10 +238,8 @@ class Bert(nn.Module):
             ValueError: an id or a segment out of range, no sequence, no token, more tokens than
                 `max_len`, another device, shapes that do not fit, or segments without a table.
         """
-        check_batch("input_ids", input_ids, self.embeddings.word.weight, self.config.max_len)
-        _check_segments(token_type_ids, input_ids.shape, self.embeddings.segment)
-        keys = keys_of("attention_mask", attention_mask, input_ids.shape)
-        hidden = encode(self.encoder, self.embeddings(input_ids, token_type_ids), keys)
+        x = self.embeddings(input_ids, token_type_ids)
+        hidden = encode(self.encoder, x, keys_of("attention_mask", attention_mask, input_ids.shape))
         return hidden, None if self.pooler is None else self.pooler(hidden)
 
     @classmethod

@@ -3,21 +3,23 @@
 # %% auto #0
 __all__ = ['PRETRAINING_HEADS', 'mask_tokens', 'next_sentence_pairs', 'MaskedLMHead', 'BertForPreTraining']
 
-# %% ../../nbs/bert/38_pretraining.ipynb #ddc2728e
+# %% ../../nbs/bert/38_pretraining.ipynb #90f6a0d1
 import os
 from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ._bert_files import read_family, write_family
+from ._bert_parts import draw
+from ._labels import IGNORED, check_labels, check_padding
 from .model import Bert, BertConfig
 from ..toolbox._arguments import check_sizes
-from ..toolbox.checkpoints import CheckpointError, load_checkpoint
 from ..transformer.feed_forward import ACTIVATIONS
 from ..transformer.residual_and_norm import LayerNorm
 from ..transformer.training import cross_entropy
@@ -66,7 +68,7 @@ def _check_masking(ids, mask_id, vocab_size, generator, **shares):
                          f"({shares['random_share']}) must not add up to more than 1")
     _check_generator(generator)
 
-# %% ../../nbs/bert/38_pretraining.ipynb #63f506aa
+# %% ../../nbs/bert/38_pretraining.ipynb #1e4ca77b
 def mask_tokens(ids: Int[Tensor, "*shape"], mask_id: int, vocab_size: int,
                 special_ids: Iterable[int] | Int[Tensor, "..."], rate: float = 0.15,
                 generator: torch.Generator | None = None, *, mask_share: float = 0.8,
@@ -116,9 +118,9 @@ def mask_tokens(ids: Int[Tensor, "*shape"], mask_id: int, vocab_size: int,
     hidden = selected & (how < mask_share)
     changed = selected & ~hidden & (how < mask_share + random_share)
     inputs = torch.where(changed, other, ids.masked_fill(hidden, mask_id))
-    return inputs, ids.masked_fill(~selected, -100)
+    return inputs, ids.masked_fill(~selected, IGNORED)
 
-# %% ../../nbs/bert/38_pretraining.ipynb #4a6386dd
+# %% ../../nbs/bert/38_pretraining.ipynb #2c13f659
 def _checked_documents(documents):
     """The documents as lists of sentences, if some sentence follows another."""
     if isinstance(documents, str | bytes) or not isinstance(documents, Iterable):
@@ -129,8 +131,8 @@ def _checked_documents(documents):
         if isinstance(document, str | bytes) or not isinstance(document, Sequence):
             raise TypeError(f"documents[{i}] must be a list of sentences, not "
                             f"{type(document).__name__}")
-        if any(isinstance(sentence, Tensor) for sentence in document):
-            raise TypeError(f"documents[{i}] must hold texts or lists of ids, not tensors")
+        if any(isinstance(sentence, Tensor | np.ndarray) for sentence in document):
+            raise TypeError(f"documents[{i}] must hold texts or lists of ids, not arrays")
     if not any(len(document) > 1 for document in documents):
         raise ValueError("documents must have one with two sentences or more")
     return documents
@@ -229,24 +231,16 @@ class MaskedLMHead(nn.Module):
         """
         return F.linear(self.norm(self.activation(self.dense(hidden))), table, self.bias)
 
-# %% ../../nbs/bert/38_pretraining.ipynb #0ca8adaf
-def _check_questions(inputs, labels, is_next, vocab_size):
-    """Refuse labels that fit no input, or are none."""
+# %% ../../nbs/bert/38_pretraining.ipynb #bffe7c80
+def _check_inputs(inputs):
+    """Refuse what the model is not called with."""
     if isinstance(inputs, Tensor) or not isinstance(inputs, Sequence) or not 1 <= len(inputs) <= 3:
         raise TypeError("inputs must be what the model is called with, (input_ids, attention_mask, "
                         f"token_type_ids), not {type(inputs).__name__}")
-    if not isinstance(labels, Tensor) or labels.dtype != torch.int64:
-        kind = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
-        raise TypeError(f"labels must be a tensor of int64, not {kind}")
-    if labels.shape != inputs[0].shape:
-        raise ValueError(f"labels {tuple(labels.shape)} must have the shape of input_ids "
-                         f"{tuple(inputs[0].shape)}")
-    wrong = labels[(labels != -100) & ((labels < 0) | (labels >= vocab_size))]
-    if len(wrong):
-        raise ValueError(f"labels must be ids from 0 to {vocab_size - 1}, or -100 where nothing is "
-                         f"asked, but hold {int(wrong[0])}")
-    if is_next is None:
-        return
+
+
+def _check_is_next(is_next, labels):
+    """Refuse answers to the second question that are none."""
     if not isinstance(is_next, Tensor) or is_next.is_floating_point():
         kind = is_next.dtype if isinstance(is_next, Tensor) else type(is_next).__name__
         raise TypeError(f"is_next must be a tensor of bool or of 0 and 1, not {kind}")
@@ -256,7 +250,7 @@ def _check_questions(inputs, labels, is_next, vocab_size):
     if ((is_next != 0) & (is_next != 1)).any():
         raise ValueError("is_next must hold only 0 and 1, where 1 is the next sentence")
 
-# %% ../../nbs/bert/38_pretraining.ipynb #1f9d4603
+# %% ../../nbs/bert/38_pretraining.ipynb #8df6e39c
 # For each tensor of a head in the files: its name here. The last two repeat others.
 PRETRAINING_HEADS = {
     "cls.predictions.transform.dense.weight": "mlm.dense.weight",
@@ -266,24 +260,8 @@ PRETRAINING_HEADS = {
     "cls.predictions.bias": "mlm.bias",
     "cls.seq_relationship.weight": "nsp.weight", "cls.seq_relationship.bias": "nsp.bias",
     "cls.predictions.decoder.weight": None, "cls.predictions.decoder.bias": None}
-_REPEATED = {"cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
-             "cls.predictions.decoder.bias": "cls.predictions.bias"}
 
-
-def _check_tied(folder):
-    """Refuse a file whose output table is another than its embeddings."""
-    settings, tensors = load_checkpoint(folder)
-    for copy, original in _REPEATED.items():
-        if copy in tensors and original in tensors and (
-                tensors[copy].shape != tensors[original].shape
-                or not torch.equal(tensors[copy], tensors[original])):
-            raise CheckpointError(f"{folder}: {copy} differs from {original}, but this model has "
-                                  "one table for both")
-    if settings.get("tie_word_embeddings") is False:
-        raise CheckpointError(f"{folder}: tie_word_embeddings is False, but this model has one "
-                              "table for input and output")
-
-# %% ../../nbs/bert/38_pretraining.ipynb #b713518b
+# %% ../../nbs/bert/38_pretraining.ipynb #ec5d2292
 class BertForPreTraining(nn.Module):
     r"""A BERT with the two heads of its pre-training.
 
@@ -291,7 +269,7 @@ class BertForPreTraining(nn.Module):
     pooled vector: 0 is *next*, 1 is *not next*. A body without a pooler gets no `nsp`.
 
     Args:
-        bert: the body, or a config to build one.
+        bert: the body, used as it is, not copied; or a config from which to make a new one.
 
     Raises:
         TypeError: `bert` is neither.
@@ -313,9 +291,8 @@ class BertForPreTraining(nn.Module):
         self.bert = Bert(bert) if isinstance(bert, BertConfig) else bert
         self.config = c = self.bert.config
         self.mlm, self.nsp = MaskedLMHead(c), nn.Linear(c.d_model, 2) if c.pooler else None
-        for layer in (self.mlm.dense, self.nsp) if c.pooler else (self.mlm.dense,):
-            nn.init.normal_(layer.weight, std=0.02)
-            nn.init.zeros_(layer.bias)
+        for head in (self.mlm, self.nsp) if c.pooler else (self.mlm,):
+            draw(head).to(self.bert.embeddings.word.weight)   # the body's device and dtype
 
     def forward(self, input_ids: Int[Tensor, "batch length"],
                 attention_mask: Bool[Tensor, "batch length"] | Int[Tensor, "batch length"]
@@ -357,13 +334,18 @@ class BertForPreTraining(nn.Module):
 
         Raises:
             TypeError: `inputs` is no tuple, or labels of another kind.
-            ValueError: labels that do not fit, or `is_next` for a body without a pooler.
+            ValueError: labels that do not fit, a label at padding, or `is_next` for a body without
+                a pooler.
         """
-        _check_questions(inputs, labels, is_next, self.config.vocab_size)
-        if is_next is not None and self.nsp is None:
-            raise ValueError("is_next needs a body with a pooler, and this one has none")
+        _check_inputs(inputs)
         hidden, pooled = self.bert(*inputs)
-        asked = labels != -100
+        check_labels("labels", labels, hidden.shape[:2], self.config.vocab_size, hidden.device)
+        asked = labels != IGNORED
+        check_padding("labels", asked, inputs)
+        if is_next is not None:
+            _check_is_next(is_next, labels)
+            if self.nsp is None:
+                raise ValueError("is_next needs a body with a pooler, and this one has none")
         scores = self.mlm(hidden[asked], self.bert.embeddings.word.weight)
         loss = cross_entropy(scores, labels[asked])
         return loss if is_next is None else loss + cross_entropy(self.nsp(pooled),
@@ -386,7 +368,6 @@ class BertForPreTraining(nn.Module):
             CheckpointError: no such model there, a setting that is not supported, an output table
                 of its own, or weights that do not fit.
         """
-        _check_tied(folder)
         return read_family(cls, folder, "bert", PRETRAINING_HEADS, "bert", dtype=dtype)
 
     def save_pretrained(self, folder: str | os.PathLike) -> None:
@@ -397,6 +378,7 @@ class BertForPreTraining(nn.Module):
 
         Raises:
             CheckpointError: `folder` is a file.
+            ValueError: the config has no segments, which such a file cannot say.
         """
         kind = "BertForMaskedLM" if self.nsp is None else "BertForPreTraining"
         write_family(self, folder, "bert", PRETRAINING_HEADS, "bert", architectures=[kind])

@@ -5,7 +5,7 @@ __all__ = ['roberta_positions', 'Roberta', 'encode_roberta_pair', 'dynamic_mask'
 
 # %% ../../nbs/bert/42_roberta.ipynb #cf2c2479
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
 
 import torch
@@ -153,6 +153,8 @@ class _Marks:
     """A byte-level tokenizer as `encode_pair` wants one: <s> is its [CLS], </s> its [SEP]."""
 
     def __init__(self, tokenizer):
+        if not isinstance(tokenizer, BPETokenizer):
+            raise TypeError(f"tokenizer must be a BPETokenizer, not {type(tokenizer).__name__}")
         self.encode, self.vocab_size, self._ids = tokenizer.encode, tokenizer.vocab_size, {}
         for theirs, ours in (("[CLS]", "<s>"), ("[SEP]", "</s>")):
             ids = tokenizer.encode(ours)
@@ -183,6 +185,7 @@ def encode_roberta_pair(tokenizer: BPETokenizer, first: str | Sequence[int],
 
     Raises:
         ValueError: no such special tokens, or what `encode_pair` refuses.
+        TypeError: another tokenizer, or a text is neither a string nor a list of whole numbers.
 
     Source:
         Liu et al. (2019), "RoBERTa"; its released code.
@@ -209,8 +212,9 @@ def encode_roberta_pair(tokenizer: BPETokenizer, first: str | Sequence[int],
         at = segments.index(1)
         ids = [*ids[:at], marks.id("[SEP]"), *ids[at:]]
     if max_length is not None and len(ids) > max_length:
-        raise ValueError(f"first and second with special tokens come to {len(ids)}, more than "
-                         f"max_length ({max_length}), and truncation is None")
+        raise ValueError(f"{'first' if second is None else 'first and second'} with {special} "
+                         f"special tokens come to {len(ids)}, more than max_length ({max_length}), "
+                         "and truncation is None")
     return ids, [0] * len(ids)
 
 # %% ../../nbs/bert/42_roberta.ipynb #601afa01
@@ -229,8 +233,9 @@ def _epochs(first, masked, epochs, copies):
 
 
 def dynamic_mask(ids: Int[Tensor, "rows length"], mask_id: int, vocab_size: int,
-                 special_ids: Collection[int], epochs: int | None = None, rate: float = 0.15,
-                 copies: int | None = None, generator: torch.Generator | None = None
+                 special_ids: Iterable[int] | Int[Tensor, "..."], epochs: int | None = None,
+                 rate: float = 0.15, copies: int | None = None,
+                 generator: torch.Generator | None = None
                  ) -> Iterator[tuple[Int[Tensor, "rows length"], Int[Tensor, "rows length"]]]:
     """The same rows for epoch after epoch, masked anew in each of them.
 
@@ -250,6 +255,7 @@ def dynamic_mask(ids: Int[Tensor, "rows length"], mask_id: int, vocab_size: int,
     Returns:
         An iterator over (inputs, labels), one pair an epoch, each (rows, length); labels are -100
         where nothing was selected. The first pair is drawn at once, the others when asked for.
+        With `copies` the same tensors come again: who writes into them changes later epochs.
 
     Raises:
         ValueError: `epochs` or `copies` is no whole number from 1 up; what `mask_tokens` refuses.
@@ -268,7 +274,8 @@ def dynamic_mask(ids: Int[Tensor, "rows length"], mask_id: int, vocab_size: int,
     for name, number in (("epochs", epochs), ("copies", copies)):
         if number is not None:
             check_sizes(**{name: number})
-    special_ids = list(special_ids)
+    if isinstance(special_ids, Iterator):
+        special_ids = list(special_ids)   # it is read in every epoch
 
     def masked():
         return mask_tokens(ids, mask_id, vocab_size, special_ids, rate, generator)

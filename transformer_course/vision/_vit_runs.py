@@ -39,7 +39,7 @@ def trained(model, batches, loss, seed):
     return seeded(lambda: fit(model, batches, loss, adamw(model, RATE), schedule=rate,
                               steps=steps), seed)
 
-# %% ../../nbs/vision/44_vit.ipynb #08b9f99c
+# %% ../../nbs/vision/44_vit.ipynb #5a7c17a1
 def digits(training=1200):
     """Images from -1 to 1, (n, 1, 8, 8), and their labels: to train on, and the rest to test."""
     from sklearn.datasets import load_digits
@@ -68,7 +68,7 @@ def train_reader(model, images, labels, seed, steps=400):
 @torch.no_grad()
 def accuracy(model, images, labels):
     """The share of images whose highest score is that of their label."""
-    device = model.cls.device
+    device = next(model.parameters()).device
     return (model(images.to(device)).argmax(dim=1) == labels.to(device)).double().mean().item()
 
 # %% ../../nbs/vision/44_vit.ipynb #6c010e6d
@@ -91,7 +91,7 @@ def near_and_far(likeness):
     apart, likeness = torch.cdist(places, places), likeness.cpu()
     return likeness[apart == 1].mean().item(), likeness[apart >= side / 2].mean().item()
 
-# %% ../../nbs/vision/44_vit.ipynb #c2daeb7f
+# %% ../../nbs/vision/44_vit.ipynb #17998400
 def crops(count, seed):
     """Pieces of the photographs, (count, 1, 24, 24), from -1 to 1; True for hidden patches."""
     from sklearn.datasets import load_sample_image
@@ -105,11 +105,11 @@ def crops(count, seed):
     return pieces, torch.rand(count, (size // GAPS["patch_size"]) ** 2, generator=generator) < 0.3
 
 
-def cover(images, hidden, size):
-    """The images with their hidden patches in grey."""
+def cover(images, hidden, size, value=0.0):
+    """The images with one value, 0 for grey, in all pixels of their hidden patches."""
     mask = hidden.reshape(len(images), 1, images.shape[2] // size, images.shape[3] // size)
     mask = mask.repeat_interleave(size, dim=2).repeat_interleave(size, dim=3)
-    return images.masked_fill(mask, 0.0)
+    return images.masked_fill(mask, value)
 
 # %% ../../nbs/vision/44_vit.ipynb #44fillr1
 class GapFiller(nn.Module):

@@ -27,22 +27,26 @@ from ..transformer.feed_forward import ACTIVATIONS, FeedForward
 from ..transformer.residual_and_norm import LayerNorm
 from ._vit_files import from_files, write_files
 
-# %% ../../nbs/vision/44_vit.ipynb #ec63c279
-def _check_images(images, patch_size, channels=None):
-    """Refuse what cannot be cut into patches."""
+# %% ../../nbs/vision/44_vit.ipynb #03c0d70b
+def _check_images(images, patch_size=1, weight=None):
+    """Refuse what cannot be cut into patches, or does not fit a convolution's weight."""
     if not isinstance(images, Tensor) or not images.is_floating_point():
         kind = images.dtype if isinstance(images, Tensor) else type(images).__name__
         raise TypeError(f"images ({kind}) must be a tensor of floating-point numbers; make them of "
                         "bytes with images.float() / 255, and scale them as the model expects")
-    if images.dim() != 4 or not len(images):
-        raise ValueError("images must have shape (batch, channels, height, width), with one image "
-                         f"or more, not {tuple(images.shape)}")
-    if channels is not None and images.shape[1] != channels:
-        raise ValueError(f"images have {images.shape[1]} channels, not {channels}: their shape is "
-                         f"{tuple(images.shape)}, and must be (batch, channels, height, width)")
+    if images.dim() != 4 or 0 in images.shape:
+        raise ValueError("images must have shape (batch, channels, height, width), one image and "
+                         f"one pixel or more, not {tuple(images.shape)}")
+    if weight is not None and images.shape[1] != weight.shape[1]:
+        raise ValueError(f"images have {images.shape[1]} channels, not {weight.shape[1]}: their "
+                         f"shape {tuple(images.shape)} must be (batch, channels, height, width)")
     for name, size in zip(("height", "width"), images.shape[2:]):
-        if not size or size % patch_size:
+        if size % patch_size:
             raise ValueError(f"patch_size ({patch_size}) must divide the {name} of images ({size})")
+    if weight is not None:
+        if images.device != weight.device:
+            raise ValueError(f"images are on {images.device}, but the weights on {weight.device}")
+        check_dtype("images", images, weight)
 
 # %% ../../nbs/vision/44_vit.ipynb #6a9122e2
 def patchify(images: Float[Tensor, "batch channels height width"], patch_size: int
@@ -76,7 +80,7 @@ def patchify(images: Float[Tensor, "batch channels height width"], patch_size: i
                        patch_size)   # (batch, channels, which row, row, which column, column)
     return x.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
 
-# %% ../../nbs/vision/44_vit.ipynb #be00a979
+# %% ../../nbs/vision/44_vit.ipynb #f9e0f551
 class PatchEmbedding(nn.Module):
     r"""A vector for each square of an image, :math:`E x_i + b`, row by row.
 
@@ -102,7 +106,7 @@ class PatchEmbedding(nn.Module):
     def __init__(self, patch_size: int, channels: int, d_model: int):
         super().__init__()
         check_sizes(patch_size=patch_size, channels=channels, d_model=d_model)
-        self.patch_size, self.channels = patch_size, channels
+        self.patch_size = patch_size
         self.projection = nn.Conv2d(channels, d_model, patch_size, stride=patch_size)
 
     def forward(self, images: Float[Tensor, "batch channels height width"]
@@ -119,11 +123,7 @@ class PatchEmbedding(nn.Module):
             TypeError: `images` is no tensor of floating-point numbers.
             ValueError: a shape, dtype or device that does not fit.
         """
-        _check_images(images, self.patch_size, self.channels)
-        weight = self.projection.weight
-        if images.device != weight.device:
-            raise ValueError(f"images are on {images.device}, but the weights on {weight.device}")
-        check_dtype("images", images, weight)
+        _check_images(images, self.patch_size, self.projection.weight)
         return self.projection(images).flatten(2).transpose(1, 2)
 
 # %% ../../nbs/vision/44_vit.ipynb #5317a558

@@ -3,35 +3,17 @@
 # %% auto #0
 __all__ = ['SmallCNN', 'receptive_field', 'attention_rollout']
 
-# %% ../../nbs/vision/45_vit_vs_cnn.ipynb #add28387
+# %% ../../nbs/vision/45_vit_vs_cnn.ipynb #65af2d1e
 from collections.abc import Iterable, Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ..toolbox._arguments import check_dtype, check_sizes
+from ..toolbox._arguments import check_sizes
+from .vit import _check_images
 
-# %% ../../nbs/vision/45_vit_vs_cnn.ipynb #e43037b1
-def _check_images(images, weight, smallest):
-    """Refuse what is no batch of images with as many channels and as precise as the weights."""
-    channels = weight.shape[1]
-    if not isinstance(images, Tensor):
-        raise TypeError(f"images must be a tensor, not {type(images).__name__}")
-    if images.dim() != 4 or images.shape[1] != channels or 0 in images.shape:
-        raise ValueError(f"images must have shape (batch, {channels}, height, width), "
-                         f"not {tuple(images.shape)}")
-    if not images.is_floating_point():
-        raise TypeError(f"images are {images.dtype}: scale them to floating-point numbers first, "
-                        "such as images.float() / 255 for bytes")
-    if min(images.shape[2:]) < smallest:
-        raise ValueError(f"images are {images.shape[2]} x {images.shape[3]}, but the pooling needs "
-                         f"{smallest} x {smallest} pixels at least")
-    if images.device != weight.device:
-        raise ValueError(f"images are on {images.device}, but the weights are on {weight.device}")
-    check_dtype("images", images, weight)
-
-# %% ../../nbs/vision/45_vit_vs_cnn.ipynb #9ce860ec
+# %% ../../nbs/vision/45_vit_vs_cnn.ipynb #4c33208f
 class SmallCNN(nn.Module):
     """Images in, a score for each class out: a few convolutions, an average, a linear layer.
 
@@ -58,7 +40,7 @@ class SmallCNN(nn.Module):
                  widths: Sequence[int] = (32, 64, 128)):
         super().__init__()
         check_sizes(channels=channels, num_labels=num_labels)
-        if isinstance(widths, int) or len(widths) == 0:
+        if not isinstance(widths, Sequence) or isinstance(widths, str) or not widths:
             raise ValueError(f"widths ({widths!r}) must be a number of channels for each block")
         check_sizes(**{f"widths[{at}]": width for at, width in enumerate(widths)})
         self.convolutions = nn.ModuleList([
@@ -79,10 +61,13 @@ class SmallCNN(nn.Module):
 
         Raises:
             TypeError: no floating-point tensor.
-            ValueError: another shape, images too small to be pooled, or another device.
+            ValueError: another shape, dtype or device, or images too small to be pooled.
         """
-        first = self.convolutions[0]
-        _check_images(images, first.weight, 2 ** (len(self.convolutions) - 1))
+        first, smallest = self.convolutions[0], 2 ** (len(self.convolutions) - 1)
+        _check_images(images, weight=first.weight)
+        if min(images.shape[2:]) < smallest:
+            raise ValueError(f"images are {images.shape[2]} x {images.shape[3]}, but the pooling "
+                             f"needs {smallest} x {smallest} pixels at least")
         x = torch.relu(first(images))
         for convolution in self.convolutions[1:]:
             x = torch.relu(convolution(self.pool(x)))
@@ -104,7 +89,7 @@ class SmallCNN(nn.Module):
         """
         return self.head(self.features(images).mean(dim=(2, 3)))
 
-# %% ../../nbs/vision/45_vit_vs_cnn.ipynb #b4d23919
+# %% ../../nbs/vision/45_vit_vs_cnn.ipynb #a9028919
 def receptive_field(layers: Iterable[tuple[int, int]]) -> int:
     r"""The side of the square of pixels on which one number behind some convolutions depends.
 
@@ -118,7 +103,7 @@ def receptive_field(layers: Iterable[tuple[int, int]]) -> int:
 
     Raises:
         ValueError: a window or a stride is no whole number from 1 up.
-        TypeError: a layer is no pair.
+        TypeError: a layer is no pair, or `layers` are no layers.
 
     Source:
         Luo et al. (2016), "Understanding the Effective Receptive Field in Deep Convolutional Neural
@@ -128,6 +113,8 @@ def receptive_field(layers: Iterable[tuple[int, int]]) -> int:
         >>> receptive_field([(3, 1)] * 5), receptive_field([(3, 2)] * 5)
         (11, 63)
     """
+    if not isinstance(layers, Iterable):
+        raise TypeError(f"layers ({layers!r}) must be pairs, the window and the stride of each")
     field, step = 1, 1
     for at, layer in enumerate(layers):
         if not isinstance(layer, Sequence) or isinstance(layer, str) or len(layer) != 2:
@@ -138,7 +125,7 @@ def receptive_field(layers: Iterable[tuple[int, int]]) -> int:
         field, step = field + (window - 1) * step, step * stride
     return field
 
-# %% ../../nbs/vision/45_vit_vs_cnn.ipynb #9d90b9d2
+# %% ../../nbs/vision/45_vit_vs_cnn.ipynb #de87bb30
 def attention_rollout(weights: Sequence[Float[Tensor, "batch heads tokens tokens"]]
                       ) -> Float[Tensor, "batch tokens tokens"]:
     r"""From which tokens of the input each token of the output is made, by attention weights alone.
@@ -154,7 +141,9 @@ def attention_rollout(weights: Sequence[Float[Tensor, "batch heads tokens tokens
         A row for each token of the output, which sums to 1, (batch, tokens, tokens).
 
     Raises:
-        ValueError: no layer, or shapes that differ or are not square.
+        ValueError: no layer, shapes that differ or are not square, or numbers that are no weights:
+            below 0, or with a row that sums to more than 1, as scores are, and weights in training
+            after dropout.
         TypeError: a layer's weights are no tensor of floating-point numbers.
 
     Source:
@@ -165,7 +154,7 @@ def attention_rollout(weights: Sequence[Float[Tensor, "batch heads tokens tokens
         >>> attention_rollout([even])[0, 0].numpy().round(3).tolist()
         [0.66..., 0.16..., 0.16...]
     """
-    weights = list(weights)
+    weights = list(weights) if isinstance(weights, Iterable) else [weights]
     if not weights:
         raise ValueError("weights holds no layer")
     for at, layer in enumerate(weights):
@@ -174,8 +163,12 @@ def attention_rollout(weights: Sequence[Float[Tensor, "batch heads tokens tokens
         if layer.dim() != 4 or layer.shape[2] != layer.shape[3] or layer.shape != weights[0].shape:
             raise ValueError(f"weights[{at}] has shape {tuple(layer.shape)}, but all layers must "
                              "have the same, (batch, heads, tokens, tokens)")
-    result = torch.eye(weights[0].shape[-1], dtype=weights[0].dtype, device=weights[0].device)
+        sums = layer.float().sum(dim=-1)
+        if not layer.is_meta and not ((layer >= 0).all() and (sums < 1.01).all()):
+            raise ValueError(f"weights[{at}] must be from 0 up, with rows that sum to 1")
+    exact = torch.promote_types(weights[0].dtype, torch.float32)
+    result = torch.eye(weights[0].shape[-1], dtype=exact, device=weights[0].device)
     for layer in weights:
-        mean = layer.mean(dim=1)
+        mean = layer.mean(dim=1, dtype=exact)
         result = (mean @ result + result) / 2    # (I + A) R / 2 without making I + A
-    return result
+    return result.to(weights[0].dtype)

@@ -30,11 +30,27 @@ def _leaves_alone(shift):
     return torch.equal(images, before)
 
 
-def _distance_case(says, weights, columns):
-    heads, n, _ = weights.shape
-    far = torch.tensor([[((i // columns - j // columns) ** 2 + (i % columns - j % columns) ** 2) ** 0.5 for j in range(n)] for i in range(n)],
-                       dtype=weights.dtype)
-    return Case(says, args=(weights, columns), expected=_close((weights * far).sum(-1).mean(-1)))
+def _moved_loop(images):
+    moves = (0, 0), (-1, 0), (1, 0), (0, -1), (0, 1)
+    out = torch.full((5 * len(images), *images.shape[1:]), -1.0, dtype=images.dtype)
+    height, width = images.shape[2:]
+    for at, (down, right) in enumerate(moves):
+        for i in range(height):
+            for j in range(width):
+                if 0 <= i - down < height and 0 <= j - right < width:
+                    out[at * len(images):(at + 1) * len(images), :, i, j] = images[:, :, i - down, j - right]
+    return out
+
+
+def _moved_case(says, part, *shape):
+    """The property of some of the five copies."""
+    images = _draw(*shape)
+    n, wanted = len(images), _moved_loop(images)
+
+    def holds(moved):
+        got = moved(images.clone())
+        return got.shape == wanted.shape and torch.allclose(got[part * n:(part + 1) * n], wanted[part * n:(part + 1) * n], atol=1e-9)
+    return Case(says, expected=holds)
 
 
 def _clean_loop(weights, share):
@@ -51,8 +67,6 @@ def _clean_case(says, weights, share):
     return Case(says, args=(weights, share), expected=_close(_clean_loop(weights, share)))
 
 
-_EYE = torch.eye(6, dtype=torch.float64)[None]
-
 EXERCISES = {
     "45.layers": [Case("each layer adds two pixels to the one that is there at first", expected=112)],
     "45.shift": [
@@ -63,11 +77,12 @@ EXERCISES = {
         _shift_case("moved far enough, nothing is left", 4, 0),
         Case("the given images stay as they were", expected=_leaves_alone),
     ],
-    "45.distance": [
-        _distance_case("who looks at itself looks 0 far", _EYE, 3),
-        _distance_case("who looks at the next in the row looks 1 far, but from the end of a row further", _EYE.roll(1, dims=2), 3),
-        _distance_case("each head has its own mean", _draw(3, 6, 6).softmax(-1), 3),
-        _distance_case("the number of columns matters", _draw(2, 6, 6, seed=1).softmax(-1), 2),
+    "45.moved": [
+        _moved_case("five times as many images, and first those that were given", 0, 3, 1, 4, 4),
+        _moved_case("then all of them moved up, with -1 in the row that is free", 1, 3, 1, 4, 4),
+        _moved_case("then all of them moved down", 2, 2, 3, 4, 5),
+        _moved_case("then to the left", 3, 2, 1, 3, 4),
+        _moved_case("then to the right", 4, 2, 1, 3, 4),
     ],
     "45.dropped": [
         _clean_case("with nothing dropped, the identity is added and rows sum to 1", _draw(2, 4, 4).softmax(-1), 0.0),
