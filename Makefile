@@ -62,7 +62,7 @@ bench: $(READY)  ## check the speed bounds (let nothing else run)
 translators: $(READY)  ## train again what chapter 28 compares (an hour on two cores)
 	$(BIN)/python tools/train_translators.py
 
-measurements: $(READY)  ## train again what the chapters of part 6 compare (an hour on one core)
+measurements: $(READY)  ## train again what the chapters of parts 6 to 8 compare (an hour and a half on one core)
 	for script in tools/measure_*.py; do OMP_NUM_THREADS=1 $(BIN)/python $$script || exit 1; done
 
 lock:  ## pin the newest releases; a local build of torch (+cpu) is named by its release

@@ -857,7 +857,7 @@ def test_the_order_in_memory_pays_or_is_left_alone(within, unchecked, monkeypatc
 
 
 @pytest.mark.bench
-@pytest.mark.parametrize("prepare, bound", [(lay_by_columns, 0.90), (lambda model: model, 1.05)], ids=["laid by columns", "as it is"])
+@pytest.mark.parametrize("prepare, bound", [(lay_by_columns, 0.95), (lambda model: model, 1.0)], ids=["laid by columns", "as it is"])
 def test_generation_is_faster_than_hugging_face(prepare, bound, within, tmp_path, unchecked):
     """GPT-2 small, prompt 32, 64 new tokens, two threads. Hugging Face's GPT-2 lies by columns, as its files do."""
     from transformers import GPT2Config, GPT2LMHeadModel

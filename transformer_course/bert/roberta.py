@@ -202,10 +202,8 @@ def encode_roberta_pair(tokenizer: BPETokenizer, first: str | Sequence[int],
         if max_length < special:
             raise ValueError(f"max_length ({max_length}) leaves no place for the {special} special "
                              "tokens")
-    room = max_length
-    if truncation is None:
-        room = None   # nothing is cut
-    elif room is not None and second is not None:
+    room = None if truncation is None else max_length   # None: nothing is cut
+    if room is not None and second is not None:
         room -= 1     # for the second mark between the texts
     ids, segments = encode_pair(marks, first, second, room, truncation)
     if second is not None:
