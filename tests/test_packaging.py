@@ -112,7 +112,8 @@ def test_chapter_runs_in_a_bare_environment(bare, chapter):
     notebook = nbformat.read(chapter.path, as_version=4)
     notebook.cells.append(WHERE)
     manager = AsyncKernelManager(kernel_name="bare", kernel_spec_manager=specs)
-    NotebookClient(notebook, km=manager, timeout=600, resources={"metadata": {"path": str(folder)}}).execute(env=env, cwd=str(folder))
+    client = NotebookClient(notebook, km=manager, timeout=600, resources={"metadata": {"path": str(folder)}})
+    client.execute(env=env, cwd=str(folder), cleanup_kc=True)  # or every kernel would stay, with its memory, to the end of the run
     assert notebook.cells[-1].outputs[0].text.startswith(str(python.parent.parent))
 
 
