@@ -38,7 +38,7 @@ serve: book  ## build the book and open it in a browser
 	$(BIN)/python tools/serve.py _build/html
 
 test: $(READY) $(if $(CHAPTER),,$(BOOK))  ## run every test, or one chapter's: make test CHAPTER=04
-	$(BIN)/python -m pytest -n $(JOBS) $(if $(CHAPTER),$$($(BIN)/python tools/chapters.py --tests $(CHAPTER)))
+	$(BIN)/python -m pytest -n $(JOBS) $(if $(CHAPTER),$$($(BIN)/python tools/chapters.py --tests $(CHAPTER)),--bare)
 
 lab: $(READY)  ## open the notebooks in JupyterLab
 	$(BIN)/jupyter lab nbs

@@ -2,6 +2,9 @@
 import importlib.metadata
 import json
 import os
+import shutil
+import sys
+import tempfile
 from pathlib import Path
 
 import hypothesis
@@ -29,9 +32,29 @@ hypothesis.settings.load_profile("course")
 def pytest_configure(config):
     if not ON_CPU:  # on another device every cell runs and every assertion holds, but text may differ
         config.option.nbval, config.option.nbval_lax = False, True
+    if config.option.bare:
+        use_bare_environment(config)
+
+
+def use_bare_environment(config):
+    """Let nbval run the notebooks where only the wheel is installed. The first process makes that place, for its workers too."""
+    sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tools")]
+    import bare_environment
+    if not hasattr(config, "workerinput"):
+        folder = Path(tempfile.mkdtemp(prefix="bare-"))
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+        try:
+            bare_environment.create(folder, bare_environment.build(folder)[0])
+        except bare_environment.CannotInstall as error:
+            config.issue_config_time_warning(pytest.PytestWarning(f"notebooks run in this environment, not in a bare one: {error}"), stacklevel=2)
+            return
+        os.environ |= {bare_environment.VARIABLE: str(folder), "JUPYTER_PATH": str(folder)}
+    if bare_environment.VARIABLE in os.environ:
+        config.option.nbval_current_env, config.option.nbval_kernel_name = False, bare_environment.KERNEL
 
 
 def pytest_addoption(parser):
+    parser.addoption("--bare", action="store_true", help="run the notebooks where only the built wheel is installed (takes two minutes to prepare)")
     parser.addoption("--record-parity", action="store_true", help="store what the comparisons saw in book/_data/parity.json")
 
 

@@ -78,7 +78,7 @@ class Visit:
         if theme:
             self.context.add_init_script(f"for (const key of ['mode', 'theme']) if (!sessionStorage.seen) localStorage.setItem(key, '{theme}'); sessionStorage.seen = 1")
         self.page = self.context.new_page()
-        self.page.set_default_timeout(15_000)
+        self.page.set_default_timeout(90_000)  # how soon is not asked here: other tests may have the machine
         self.page.on("request", self._requested)  # no host but this one has an address; who asks is noted all the same
         self.page.on("console", lambda m: m.type == "error" and not m.location["url"].endswith(ICON) and self.problems.append(f"console: {m.text}"))
         self.page.on("pageerror", lambda error: self.problems.append(f"script: {error}"))

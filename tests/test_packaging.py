@@ -1,18 +1,13 @@
-"""The wheel and the source distribution hold the package and nothing else, and every chapter runs where only the wheel is installed."""
-import json
+"""The wheel and the source distribution hold the package and nothing else, and the package works where only the wheel is installed."""
 import os
-import shutil
 import subprocess
-import sys
 import tarfile
-import venv
 import zipfile
+from pathlib import Path
 
+import bare_environment
 import nbformat
 import pytest
-from chapters import chapters
-from jupyter_client import AsyncKernelManager
-from jupyter_client.kernelspec import KernelSpecManager
 from nbclient import NotebookClient
 from reading import PACKAGE, ROOT, facts, tracked
 
@@ -23,15 +18,7 @@ META = f"{facts()['lib_name']}-{facts()['version']}"
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     """(wheel, source distribution), built from a copy of what git would commit."""
-    folder = tmp_path_factory.mktemp("build")
-    for path in tracked():
-        if path.relative_to(ROOT).parts[0] not in ("nbs", ".github"):
-            target = folder / "tree" / path.relative_to(ROOT)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(path, target)
-    subprocess.run([sys.executable, "-m", "build", "--no-isolation", "--outdir", folder / "dist", folder / "tree"],
-                   check=True, capture_output=True)
-    return next((folder / "dist").glob("*.whl")), next((folder / "dist").glob("*.tar.gz"))
+    return bare_environment.build(tmp_path_factory.mktemp("build"))
 
 
 def package_files():
@@ -80,41 +67,45 @@ def test_packaging_problems_are_seen():
     assert sdist_problems(source - {"x-1/LICENSE"}, files, "x-1") == ["LICENSE is missing"]
 
 
-# -- a bare environment: Python and a kernel, no package
+# -- a bare environment: Python, a kernel and the wheel. With `--bare` every notebook runs in it too
 
 @pytest.fixture(scope="module")
-def bare(tmp_path_factory, built, missing):
-    """A folder outside the repository with an empty environment in it; kernels started there install the built wheel."""
+def bare(tmp_path_factory, request, missing):
+    """The folder of the bare environment: the one that the notebooks of this run are in, or one made here."""
+    if at_hand := os.environ.get(bare_environment.VARIABLE):
+        return Path(at_hand)
     folder = tmp_path_factory.mktemp("bare")
-    venv.create(folder / "env", with_pip=True)
-    python = folder / "env/bin/python"
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV", "TRANSFORMER_COURSE", "PYTEST"))}
-    env |= {"TRANSFORMER_COURSE_SOURCE": built[0].as_uri(),  # with the releases of the lock, lest a new one elsewhere break this test
-            "PIP_CONSTRAINT": str(ROOT / "requirements.txt"), "PIP_COMPILE": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_ROOT_USER_ACTION": "ignore",
-            "TRANSFORMER_COURSE_PROGRESS": "0", "TRANSFORMER_COURSE_DEVICE": "cpu", "PYTHONNOUSERSITE": "1"}
-    installed = subprocess.run([python, "-m", "pip", "install", "-q", "ipykernel"], env=env, cwd=folder, capture_output=True, text=True)
-    if installed.returncode:
-        missing(f"pip installs nothing here: {installed.stderr.strip().splitlines()[-1:]}")
-    spec = {"argv": [str(python), "-m", "ipykernel_launcher", "-f", "{connection_file}"], "display_name": "bare", "language": "python"}
-    (folder / "kernels/bare").mkdir(parents=True)
-    (folder / "kernels/bare/kernel.json").write_text(json.dumps(spec))
-    (folder / "work").mkdir()
-    return folder / "work", python, env, KernelSpecManager(kernel_dirs=[str(folder / "kernels")], ensure_native_kernel=False)
+    try:
+        bare_environment.create(folder, request.getfixturevalue("built")[0])
+    except bare_environment.CannotInstall as error:
+        missing(str(error))
+    return folder
 
 
-WHERE = nbformat.v4.new_code_cell("import transformer_course\nprint(transformer_course.__file__)")
+WHERE = r"""
+import os, sys
+import transformer_course
+print(transformer_course.__file__, os.getcwd(), os.listdir(), "beartype" in sys.modules, sep="\n")
+"""
 
 
-@pytest.mark.parametrize("chapter", chapters(), ids=lambda c: c.stem)
-def test_chapter_runs_in_a_bare_environment(bare, chapter):
-    """As behind its Colab button: no step by hand, and nothing of the repository at hand. The first one installs the wheel."""
-    folder, python, env, specs = bare
-    notebook = nbformat.read(chapter.path, as_version=4)
-    notebook.cells.append(WHERE)
-    manager = AsyncKernelManager(kernel_name="bare", kernel_spec_manager=specs)
-    client = NotebookClient(notebook, km=manager, timeout=600, resources={"metadata": {"path": str(folder)}})
-    client.execute(env=env, cwd=str(folder), cleanup_kc=True)  # or every kernel would stay, with its memory, to the end of the run
-    assert notebook.cells[-1].outputs[0].text.startswith(str(python.parent.parent))
+def test_kernel_sees_nothing_of_the_repository(bare, monkeypatch):
+    """As nbval starts it, in a folder of notebooks, with the repository on PYTHONPATH and shapes to be checked."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("TRANSFORMER_COURSE_CHECK_SHAPES", "1")
+    monkeypatch.setenv("JUPYTER_PATH", str(bare))
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(WHERE)])
+    NotebookClient(notebook, kernel_name=bare_environment.KERNEL, resources={"metadata": {"path": str(ROOT / "nbs/metrics")}}).execute()
+    package, folder, files, checked = notebook.cells[0].outputs[0].text.splitlines()
+    assert Path(package).is_relative_to(bare / "env") and Path(folder) == bare / "work" and (files, checked) == ("[]", "False")
+
+
+def test_notebooks_run_in_the_bare_environment_when_asked(request):
+    """What `make test` asks for is what nbval was given."""
+    option = request.config.option
+    asked = bool(os.environ.get(bare_environment.VARIABLE))
+    assert (option.nbval_kernel_name == bare_environment.KERNEL and not option.nbval_current_env) == asked
+    assert "--bare" in (ROOT / "Makefile").read_text()
 
 
 SMOKE = """
@@ -135,9 +126,5 @@ print("works")
 
 
 def test_installed_package_works(bare):
-    folder, python, env, _ = bare
-    there = subprocess.run([python, "-c", "import transformer_course"], cwd=folder, env=env, capture_output=True).returncode == 0
-    if not there:  # no chapter ran before
-        subprocess.run([python, "-m", "pip", "install", "-q", env["TRANSFORMER_COURSE_SOURCE"]], cwd=folder, env=env, check=True)
-    shown = subprocess.run([python, "-c", SMOKE], cwd=folder, env=env, capture_output=True, text=True)
+    shown = subprocess.run([bare_environment.python(bare), "-c", SMOKE], cwd=bare / "work", env=bare_environment.clean(), capture_output=True, text=True)
     assert shown.stdout == "works\n", shown.stderr
